@@ -9,6 +9,7 @@ import subprocess
 import sys
 import urllib.request
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import lived_in
@@ -217,6 +218,62 @@ def test_html_in_the_name_of_a_metric_is_not_run(tmp_path):
         wait_until(lambda: "<img src=x" in shown(driver, "#metric-table"))
         assert driver.title == "surface-unet3d · kgorch"
         assert not driver.find_elements("css selector", "img[src=x]")
+
+
+class Measured:
+    """A run with the metrics that a test writes, in a page that has the cookie."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = lived_in.Home(folder)
+        run = self.home.run("ink", age=timedelta(hours=2))
+        began = self.home.now - timedelta(hours=1)
+        self.home.attempt(run, self.home.session("ink-1", 1, began, None, 0, 500), "1.1", began, None, 0, 500)
+        self.file = max(self.home.home.glob("runs/*/*/attempts/1.1/metrics.jsonl"))
+        self.write(0, {})
+
+    def write(self, steps: int, values: dict[str, float]) -> None:
+        """So many records, each with these values and the step added."""
+        records = [
+            {"s": step, "e": 1, "t": self.home.now.timestamp(), "v": {name: at + step for name, at in values.items()}}
+            for step in range(1, steps + 1)
+        ]
+        self.file.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+@pytest.fixture
+def measured(tmp_path):
+    import os
+
+    run = Measured(tmp_path / "home")
+    with serving(run.home.home, dict(os.environ)) as url, chromium() as driver:
+        driver.get(url)
+        driver.base = url.split("/login")[0] + "/runs/ink/1"
+        yield run, driver
+        bad = [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
+        assert bad == []
+
+
+def charts(driver) -> list[str]:
+    return [item.text for item in driver.find_elements("css selector", "figure.chart :is(h2, h3)")]
+
+
+def test_the_curve_of_the_overview_is_made_anew_under_the_name_of_another_metric(measured):
+    run, driver = measured
+    driver.get(driver.base)
+    wait_until(lambda: shown(driver, "#headline") == "No metrics yet.")
+    update = "document.dispatchEvent(new CustomEvent('kgorch:update'))"
+    for values, title in (({"loss": 5.0}, "loss"), ({"loss": 5.0, "dice": 0.1}, "dice")):
+        run.write(20, values)
+        wait_until(
+            lambda title=title: driver.execute_script(update) or any(title in text for text in charts(driver)),
+            what=f"the chart of {title}",
+        )
+        assert len(charts(driver)) == 1 and "No metrics yet." not in shown(driver, "#headline")
+    assert "dice" in driver.find_element("css selector", ".plot").get_attribute("aria-label")
+    run.write(0, {})
+    wait_until(lambda: driver.execute_script(update) or shown(driver, "#headline") == "No metrics yet.")
+    run.write(20, {"loss": 5.0})
+    wait_until(lambda: driver.execute_script(update) or charts(driver) == ["loss"])
 
 
 def test_a_stop_of_the_server_is_told_and_the_page_goes_on_when_it_is_back(tmp_path):

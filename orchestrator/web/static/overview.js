@@ -5,7 +5,7 @@ import {Timeline} from "/static/timeline.js";
 
 const run = $("run"), api = run.dataset.api, started = new Date(run.dataset.started);
 const timeline = new Timeline($("timeline"), $("timeline-tip"), $("timeline-table"));
-let chart = null, ends = null, busy = false, last = 0;
+let chart = null, metric, ends = null, busy = false, last = 0;
 
 async function load() {
   if (busy) return;
@@ -15,10 +15,14 @@ async function load() {
     const told = await json(`${api}/timeline`);
     timeline.show(told);
     const {charts} = await json(`${api}/curves?headline=1`);
-    if (charts.length) {
-      chart ??= newChart($("headline"), charts[0], "step");
-      drawCurve(chart, charts[0], {marks: marksOf(told, "step", started), log: false});
-    } else $("headline").textContent = "No metrics yet.";
+    const [curve = null] = charts;
+    if (curve?.name !== metric || !curve) { // a chart keeps the title that it was made with
+      chart?.remove();
+      $("headline").textContent = curve ? "" : "No metrics yet.";
+      chart = curve && newChart($("headline"), curve, "step");
+      metric = curve?.name;
+    }
+    if (curve) drawCurve(chart, curve, {marks: marksOf(told, "step", started), log: false});
     const {series} = await json(`${api}/forecasts`);
     $("forecasts").hidden = !series.length;
     if (series.length) {
