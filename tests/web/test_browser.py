@@ -257,6 +257,11 @@ def charts(driver) -> list[str]:
     return [item.text for item in driver.find_elements("css selector", "figure.chart :is(h2, h3)")]
 
 
+def fill_in(driver, css: str, value: str) -> None:
+    script = "const box = document.querySelector(arguments[0]); box.value = arguments[1]; box.dispatchEvent(new Event('input'))"
+    driver.execute_script(script, css, value)
+
+
 def test_the_curve_of_the_overview_is_made_anew_under_the_name_of_another_metric(measured):
     run, driver = measured
     driver.get(driver.base)
@@ -274,6 +279,26 @@ def test_the_curve_of_the_overview_is_made_anew_under_the_name_of_another_metric
     wait_until(lambda: driver.execute_script(update) or shown(driver, "#headline") == "No metrics yet.")
     run.write(20, {"loss": 5.0})
     wait_until(lambda: driver.execute_script(update) or charts(driver) == ["loss"])
+
+
+def test_metrics_beyond_those_that_are_drawn_are_counted_and_found_by_name(measured):
+    run, driver = measured
+    run.write(5, {**{f"layer{number:03}/norm": 1.0 for number in range(150)}, "zeta": 2.0})
+    driver.get(driver.base + "/metrics")
+    wait_until(lambda: len(charts(driver)) == 60)
+    assert shown(driver, "#metric-count") == "60 of 151 metrics are shown. Filter by name to see the others."
+    fill_in(driver, "#metric-filter", "zeta")
+    wait_until(lambda: charts(driver) == ["zeta"])
+    wait_until(lambda: "zeta" in shown(driver, "#metric-table"))
+    assert shown(driver, "#metric-count") == ""
+    fill_in(driver, "#metric-filter", "layer norm")
+    wait_until(lambda: len(charts(driver)) == 60)
+    assert shown(driver, "#metric-count") == "60 of 150 metrics are shown. Filter by name to see the others."
+    fill_in(driver, "#metric-filter", "no such")
+    wait_until(lambda: charts(driver) == [])
+    assert shown(driver, "#metric-count") == "No metric has such a name."
+    fill_in(driver, "#metric-filter", "")
+    wait_until(lambda: len(charts(driver)) == 60 and "layer000" in charts(driver)[0])
 
 
 def test_a_stop_of_the_server_is_told_and_the_page_goes_on_when_it_is_back(tmp_path):
