@@ -301,6 +301,17 @@ def test_metrics_beyond_those_that_are_drawn_are_counted_and_found_by_name(measu
     wait_until(lambda: len(charts(driver)) == 60 and "layer000" in charts(driver)[0])
 
 
+def test_values_that_a_logarithmic_chart_cannot_draw_are_there_again_in_a_linear_one(measured):
+    run, driver = measured
+    run.write(5, {"elbo": -9.0})
+    driver.get(driver.base + "/metrics")
+    label = lambda: driver.find_element("css selector", ".plot").get_attribute("aria-label")  # noqa: E731
+    wait_until(lambda: charts(driver) and "last -4, lowest -8, highest -4" in label())
+    for _ in range(2):
+        driver.execute_script("document.getElementById('log').click()")
+        assert "last -4, lowest -8, highest -4" in label()
+
+
 def test_a_stop_of_the_server_is_told_and_the_page_goes_on_when_it_is_back(tmp_path):
     import os
 

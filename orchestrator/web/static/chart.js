@@ -26,8 +26,9 @@ export class Chart {
   draw({series, marks = [], log = false}) {
     const shape = JSON.stringify([series.map((one) => [one.label, one.faint, one.limit, one.colour]), log, this.x]);
     this.data = {series, marks, log};
-    const data = series.length === 1 ? [series[0].x, series[0].y] : uPlot.join(series.map((one) => [one.x, one.y]));
-    if (log) for (const ys of data.slice(1)) for (let i = 0; i < ys.length; i++) if (ys[i] !== null && ys[i] <= 0) ys[i] = null;
+    let data = series.length === 1 ? [series[0].x, series[0].y] : uPlot.join(series.map((one) => [one.x, one.y]));
+    // Copies, for the caller draws the same arrays again in a linear chart.
+    if (log) data = [data[0], ...data.slice(1).map((ys) => ys.map((y) => y <= 0 ? null : y))];
     if (this.u && shape === this.shape) {
       const {min, max} = this.u.scales.x, xs = this.u.data[0];
       const isZoomed = xs.length && (min > xs[0] || max < xs[xs.length - 1]);
