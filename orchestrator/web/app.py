@@ -41,6 +41,9 @@ MAX_STREAMS = 64
 
 MAX_NAMES = 60
 
+MAX_LOGINS = 5
+"""Passwords that are tried or wait for it. Each wrong one takes a second; more are refused at once."""
+
 
 class Site:
     """The handlers of one `kgorch web`."""
@@ -50,7 +53,8 @@ class Site:
         self.templates = texts.templates()
         self.parts = Parts(state, self.templates)
         self.actions = actions.Runner(state)
-        self.streams = 0
+        self.streams = self.logins = 0
+        self._login_turn = asyncio.Semaphore(1)
         self.is_stopping = False
 
     def page(self, request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
@@ -64,8 +68,9 @@ class Site:
         if request.method == "POST":
             body = parse_qs((await request.body()).decode(errors="replace"), max_num_fields=5)
             password = body.get("password", [""])[0]
-            right = self.gate.password is not None and await run_in_threadpool(self.gate.password.matches, password)
-            if not right:
+            if self.logins >= MAX_LOGINS:
+                return self.page(request, "login.html", 429, asks=True, is_wrong=False, is_busy=True)
+            if not await self._is_password(password):
                 return self.page(request, "login.html", 403, asks=True, is_wrong=True)
             return self._welcome(request)
         if token := request.query_params.get("token"):
@@ -73,6 +78,17 @@ class Site:
                 return self._welcome(request)
             return self.page(request, "login.html", 403, asks=False, is_wrong=True)
         return self.page(request, "login.html", asks=self.gate.password is not None, is_wrong=False)
+
+    async def _is_password(self, text: str) -> bool:
+        """Guesses wait here and not in the pool, whose threads serve all pages."""
+        if self.gate.password is None:
+            return False
+        self.logins += 1
+        try:
+            async with self._login_turn:
+                return await run_in_threadpool(self.gate.password.matches, text)
+        finally:
+            self.logins -= 1
 
     def _welcome(self, request: Request) -> Response:
         """A page that goes on by itself, instead of a redirect: the cookie is not sent along a chain that began on another site."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx2
 import lived_in
 import pytest
 from starlette.testclient import TestClient
 
 from kgorch.platforms.detect import detect
-from kgorch.web import access
+from kgorch.web import access, server
 from kgorch.web.app import create_app
 from kgorch.web.state import WebState
 
@@ -155,6 +159,33 @@ def test_passwords_can_be_tried_once_a_second(monkeypatch):
     assert not password.matches("a") and not password.matches("b")
     assert slept[-1] > 0
     assert b"correct horse" not in password._hash
+
+
+def test_wrong_passwords_hold_up_nobody_who_is_in_and_few_of_them_wait(home):
+    gate, bound = access.Gate(8642, password=access.Password("correct horse")), server.listen("127.0.0.1", 0)
+    running = server.make_server(WebState(lived_in.open_database(home), home, detect()), gate)
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [bound]})
+    thread.start()
+    url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+
+    def sign_in(password, within_s=120.0):
+        return httpx2.post(f"{url}/login", data={"password": password}, timeout=within_s).status_code
+
+    try:
+        assert sign_in("battery staple") == 403
+        with ThreadPoolExecutor(60) as guessers:
+            guesses = [guessers.submit(sign_in, "battery staple") for _ in range(60)]
+            time.sleep(0.5)  # until they have arrived
+            for _ in range(3):
+                answer = httpx2.get(url, cookies={gate.cookie: gate.new_session()}, timeout=5.0)
+                assert answer.status_code == 200 and "surface-unet3d" in answer.text
+            codes = [guess.result() for guess in guesses]
+        assert set(codes) == {403, 429} and 1 <= codes.count(403) <= 10
+        assert sign_in("correct horse") == 200
+    finally:
+        running.stop()
+        thread.join(timeout=30)
+        bound.close()
 
 
 @pytest.mark.parametrize(
