@@ -321,7 +321,7 @@ def _copy_output(path: Path, target: Path, on_bytes: OnBytes, watcher: ImportWat
 
 
 def _outputs(source: SourceRun, watcher: ImportWatcher) -> dict[Path, Path]:
-    """Regular files of the run's output folder beside the source's database. Returns: that folder, by file."""
+    """Regular files of the run's output folder in the source. Returns: that folder, by file."""
     top = _folder_of(source, "outputs")
     if top is None:
         return {}
@@ -353,12 +353,15 @@ def _cached_values(source: SourceRun, run_folder: Path) -> dict[Path, Path]:
 
 
 def _folder_of(source: SourceRun, name: str) -> Path | None:
-    """A folder of the run beside the source's database; None if there is no database, or if a link is on the way to it."""
-    if not (source.rows and source.database):
-        return None
-    run = source.rows.run
-    top = source.database.parent / "runs" / run["name"] / str(run["number"]) / name
-    return top if top.resolve() == top else None
+    """A folder of the run: beside the source's database, else beside the checkpoints. None if its place is not known, or if a link
+    is on the way to it.
+    """
+    folder = source.folder
+    if source.rows and source.database:
+        run = source.rows.run
+        folder = source.database.parent / "runs" / run["name"] / str(run["number"])
+    top = folder / name if folder else None
+    return top if top and top.resolve() == top else None
 
 
 def _require_space(items: Sequence[ImportCandidate], outputs: Iterable[Path], root: Path) -> int:

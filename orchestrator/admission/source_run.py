@@ -95,6 +95,7 @@ class SourceRun:
     Attributes:
         rows: from the database that has its newest session; None if no database knows the run.
         database: the file of that database.
+        folder: the run's folder, as the path of its newest checkpoint shows it; None if none does.
         events: kind and facts, to be recorded when the run is imported.
     """
 
@@ -102,6 +103,7 @@ class SourceRun:
     checkpoints: list[ImportCandidate] = field(default_factory=list)
     rows: RunRows | None = None
     database: Path | None = None
+    folder: Path | None = None
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
     def furthest_first(self, stages: Sequence[str]) -> list[ImportCandidate]:

@@ -92,11 +92,26 @@ def scan_sources(
                 run.rows, run.database = rows, database
     for run in runs.values():
         run.drop_superseded_checkpoints()
+        run.folder = _run_folder(run, name, folders)
     notes += scan.notes[:MAX_SHOWN_NOTES]
     if (more := len(scan.notes) - MAX_SHOWN_NOTES) > 0:
         notes.append(f"{more} more were skipped")
     other_names = {other: where for other, where in scan.other_names.items() if other != name}
     return SourceContents(runs, tuple(sources), other_names, notes, scan.cut)
+
+
+def _run_folder(run: SourceRun, name: str, sources: Sequence[Path]) -> Path | None:
+    """The run's folder by the path of its newest checkpoint that lies in one, /…/runs/NAME/NUMBER/checkpoints/STAGE/step-….
+
+    Only a folder inside of a source: where a user has named the checkpoints alone, what lies beside them was not named.
+    """
+    for item in sorted(run.checkpoints, key=lambda item: item.manifest.created_at, reverse=True):
+        match item.folder.parts:
+            case (*_, "runs", run_name, number, "checkpoints", _, _) if run_name == name and number.isdecimal():
+                folder = item.folder.parents[2]
+                if any(folder.is_relative_to(source) for source in sources):
+                    return folder
+    return None
 
 
 def _read_database(database: Path, name: str, scan: ScanResult, budget: Budget) -> list[RunRows]:

@@ -753,3 +753,44 @@ def test_outputs_are_plain_files_alone(here, source):
     here.start()
     copied = here.home / "runs/ink/1/outputs"
     assert {path.name for path in copied.rglob("*") if path.is_file()} == {"submission.csv", "map.npy"}
+
+
+def without_database(source, **columns):
+    """What is left of a run whose database was lost; its folder."""
+    folder = state(source, **columns)
+    for path in source.glob("kgorch.db*"):
+        path.unlink()
+    (folder / "cached").mkdir()
+    (folder / "cached" / "headers.json").write_text("[1]")
+    return folder
+
+
+def brought(here):
+    """Names of the outputs and cached values that are here."""
+    return {path.name for part in ("outputs", "cached") for path in here.home.glob(f"runs/ink/*/{part}/**/*")}
+
+
+def test_without_a_database_outputs_and_cached_values_come_along_all_the_same(here, source):
+    folder = without_database(source)
+    (folder / "outputs" / "link").symlink_to("/etc/passwd")
+    os.mkfifo(folder / "outputs" / "pipe")
+    here.start()
+    assert brought(here) == {"submission.csv", "headers.json"}
+
+
+@pytest.mark.parametrize("what", ["the folder of checkpoints alone", "another name", "no number", "a link"])
+def test_without_a_database_nothing_comes_from_outside_of_a_source_or_from_what_is_no_runs_folder(here, source, what):
+    folder, text = without_database(source), PLAN
+    match what:
+        case "the folder of checkpoints alone":
+            text = PLAN.replace("../source/**", str(folder / "checkpoints"))
+        case "another name":
+            folder.parent.rename(folder.parents[1] / "other")
+        case "no number":
+            folder.rename(folder.with_name("newest"))
+        case "a link":
+            for part in ("outputs", "cached"):
+                (folder / part).rename(secret := source / f"secret-{part}")
+                (folder / part).symlink_to(secret)
+    assert here.start(text)[0].row.first_step == 20
+    assert brought(here) == set()

@@ -26,9 +26,13 @@ def test_a_broken_database_is_left_as_it_is_and_moved_aside_costs_the_history_al
         assert "cannot be used" in said and f"mv {database}" in said
         assert database.read_bytes() == damage
     database.rename(database.with_suffix(".broken"))
+    for part in ("outputs", "cached"):
+        (suspended.home / "runs/test/1" / part).mkdir(exist_ok=True)
+        (suspended.home / "runs/test/1" / part / "made.json").write_text("[1]")
     suspended("start", str(plan), *QUICKLY)
     assert suspended.status()["state"] == "finished"
     assert suspended.history()[0]["stages"][0]["first_step"] == saved
+    assert all((suspended.home / "runs/test/2" / part / "made.json").is_file() for part in ("outputs", "cached"))
 
 
 def test_fresh_without_the_database_does_not_write_among_what_the_lost_run_left(suspended):
