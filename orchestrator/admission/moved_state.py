@@ -48,8 +48,7 @@ def bring(context: RunContext, home: Path, watcher: ImportWatcher) -> None:
         last = verified[-1]
         fact = f"its newest checkpoint, {last.stage} {last.step}, is neither on this machine nor in a mirror"
         raise _elsewhere(run, fact)
-    if not Path(run.folder, "plan.toml").exists():
-        make_run_folder(home, run.name, run.number, run.plan)
+    make_run_folder(home, run.name, run.number, run.plan)  # its plan may have changed since it was here
     if source is StateSource.BEGINNING:
         return
     kept = {row.path for row in here}

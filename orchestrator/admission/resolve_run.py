@@ -192,7 +192,9 @@ def _apply_changed_plan(
     runs.set_plan(engine, run.id, stages=[stage.name for stage in plan.stage], **values)
     facts = import_run.plan_change_facts(run.plan_hash, plan, request.workdir) | plan_changes.facts(compatibility)
     sessions.add_event(engine, run.id, EventKind.PLAN_CHANGED, facts)
-    (Path(run.folder) / "plan.toml").write_text(request.plan_text)
+    # On a machine of a fleet that has not trained the run the folder is made later, with its files (moved_state.py).
+    if (folder := Path(run.folder)).is_dir():
+        (folder / "plan.toml").write_text(request.plan_text)
     return run._replace(**values)
 
 

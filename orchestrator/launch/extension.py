@@ -15,8 +15,8 @@ from pathlib import Path
 from sqlalchemy import Engine
 
 from kgorch.checkpoint.folder import readable_checkpoints
-from kgorch.core.codes import EventKind, RunState
-from kgorch.db import runs, sessions
+from kgorch.core.codes import CheckpointState, EventKind, RunState
+from kgorch.db import checkpoints, runs, sessions
 from kgorch.db.rows import RunInfo
 from kgorch.errors import PlanError
 from kgorch.plan import Plan, StageSection
@@ -47,7 +47,7 @@ def reopen(engine: Engine, run: RunInfo, todo: Sequence[str]) -> RunInfo:
     for name in again:  # all before the first is reopened: a refusal must leave the run as it was
         _refuse_older(run, name)
     for name in again:
-        step = _final_step(run, name)
+        step = _final_step(engine, run, name)
         sessions.add_event(engine, run.id, EVENT, {"stage": name, "step": step})
         runs.reopen_stage(engine, run.id, name, note=f"extended from step {step}")
     runs.set_state(engine, run.id, RunState.ACTIVE)
@@ -78,7 +78,12 @@ def _refuse_older(run: RunInfo, stage: str) -> None:
         )
 
 
-def _final_step(run: RunInfo, stage: str) -> int:
-    """Step of the stage's newest final checkpoint; 0 for a stage that tracks nothing, whose script runs as a whole."""
-    root = Path(run.checkpoints) / stage
-    return max((manifest.step for _, manifest in readable_checkpoints(root) if manifest.final), default=0)
+def _final_step(engine: Engine, run: RunInfo, stage: str) -> int:
+    """Step of the stage's newest final checkpoint; 0 for a stage that tracks nothing, whose script runs as a whole.
+
+    By the rows, too: the files may be on another machine of a fleet.
+    """
+    manifests = readable_checkpoints(Path(run.checkpoints) / stage)
+    rows = checkpoints.of_run(engine, run.id, CheckpointState.VERIFIED)
+    steps = [manifest.step for _, manifest in manifests if manifest.final]
+    return max(steps + [row.step for row in rows if row.stage == stage and row.final], default=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 
@@ -10,18 +11,20 @@ from sources import PLAN, Place, checkpoint, session_of, state
 from sqlalchemy import select
 from sqlalchemy.orm import Session as Orm
 
+from kgorch.admission import queue_entry
 from kgorch.admission.open_session import ReadySession
-from kgorch.admission.requests import Consent
+from kgorch.admission.requests import Consent, LocalState, StartRequest
 from kgorch.checkpoint.manifest import Position
 from kgorch.checkpoint.verifier import Verifier
 from kgorch.core.metrics import metric_curve
 from kgorch.core.metrics.metric_curve import Record, Value
-from kgorch.db import curves, runs, sessions
+from kgorch.db import checkpoints, curves, runs, sessions
 from kgorch.db.engine import open_database
 from kgorch.db.tables import Attempt
 from kgorch.errors import PlanError
 from kgorch.launch import attempts
 from kgorch.plan import parse
+from kgorch.platforms.profile import Profile
 from kgorch.supervisor import ending_files, orphan_recovery
 from kgorch.supervisor.recorder import Journal
 
@@ -104,6 +107,37 @@ def test_an_extended_stage_goes_on_from_its_newest_checkpoint_on_a_new_machine(h
     found = attempts.find_restore_point(engine, opened.run, "train", lambda *_: None)
     assert found.step == 30 and not found.is_final
     engine.dispose()
+
+
+@pytest.fixture
+def other_machine(here, postgres, monkeypatch):
+    """Another machine of a fleet than the one that has finished the run; what that one saved is in a mirror."""
+    monkeypatch.setenv("KGORCH_DATABASE", postgres.new_database())
+    monkeypatch.setenv("KGORCH_MACHINE", "a")
+    root = finished(here)
+    engine = open_database(here.home)
+    described = {"stage": "train", "step": 20, "final": True, "bytes": 140}
+    checkpoints.record(engine, "r1", str(root / "train" / "step-00000020-final"), state="verified", **described)
+    engine.dispose()
+    shutil.copytree(root, here.work / "mirror" / "ink-r1")
+    monkeypatch.setenv("KGORCH_MACHINE", "b")
+    return Place(here.work, here.home.with_name("home-b"))
+
+
+@pytest.mark.parametrize("is_queued", [False, True])
+def test_a_finished_run_of_a_fleet_is_extended_from_a_machine_that_has_not_trained_it(other_machine, is_queued):
+    text = f'{LONG_ONE}[checkpoint]\nmirror = "{other_machine.work / "mirror"}"\n'
+    if is_queued:
+        engine = open_database(other_machine.home)
+        request = StartRequest(text, other_machine.work / "plan.toml", consent=EXTEND)
+        queue_entry.enqueue(LocalState(engine, other_machine.home, Profile("test")), request, due_at=None)
+        engine.dispose()
+    opened, _ = other_machine.start(text, consent=EXTEND)
+    assert isinstance(opened, ReadySession) and opened.row.first_step == 20
+    assert (other_machine.home / "runs/ink/1/plan.toml").read_text() == text
+    assert open_stages(other_machine, text) == ["train"]
+    extended = [event.facts["step"] for event in other_machine.look()[2] if event.kind == "stage_extended"]
+    assert extended == [20]
 
 
 def test_a_final_checkpoint_of_an_earlier_version_is_no_place_to_go_on_from(here):
