@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
-from sources import checkpoint
+from click.testing import CliRunner
+from sources import checkpoint, state
 
+from kgorch.checkpoint import store, verify
 from kgorch.checkpoint.verifier import Verifier
+from kgorch.cli import cli
+from kgorch.errors import CheckpointBroken, CheckpointUnreadable
 from kgorch.protocol.snapshot_messages import CheckpointWritten
 
 
@@ -63,3 +68,39 @@ def test_the_time_of_a_save_that_nobody_reported_is_not_known(verifier, records,
     assert records.times == {10: 0.0, 20: 0.0}
     verifier.verify(written(reported))
     assert records.times[20] > 2.0
+
+
+@pytest.fixture
+def saved(tmp_path, monkeypatch):
+    """The folders of a run's checkpoints of the steps 10, 20 and 30."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("KGORCH_HOME", str(home))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home))
+    state(home, (10, 20, 30), folder=str(home / "runs/ink/1"), checkpoints=str(home / "runs/ink/1/checkpoints"))
+    return sorted(home.glob("runs/ink/1/checkpoints/train/step-*"))
+
+
+def test_a_checkpoint_that_retention_drops_while_others_are_read_is_not_called_broken(saved, monkeypatch):
+    read = verify.verify_checkpoint
+
+    def drop_and_read(folder):
+        store.delete(saved[1], saved[1].parents[1])
+        return read(folder)
+
+    monkeypatch.setattr(verify, "verify_checkpoint", drop_and_read)
+    done = CliRunner().invoke(cli, ["checkpoints", "verify", "ink"], catch_exceptions=False)
+    assert done.stdout.splitlines() == [f"verified\t{saved[0]}", f"verified\t{saved[2]}"]
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_told_and_the_others_are_read(saved):
+    newer = saved[0] / "manifest.json"
+    newer.write_text(newer.read_text().replace('"version": 1', '"version": 99'))
+    done = CliRunner().invoke(cli, ["checkpoints", "verify", "ink", "--json"])
+    assert isinstance(done.exception, CheckpointUnreadable) and "1 of 3 checkpoints" in str(done.exception)
+    found = json.loads(done.stdout)
+    assert [entry["verified"] for entry in found] == [False, True, True] and "newer kgorch" in found[0]["why"]
+    (saved[1] / "rank0.safetensors").write_bytes(b"x" * 140)
+    done = CliRunner().invoke(cli, ["checkpoints", "verify", "ink"])
+    assert isinstance(done.exception, CheckpointBroken) and "1 of 3 checkpoints" in str(done.exception)
+    words = ("UNREADABLE", "BROKEN", "verified")
+    assert done.stdout.splitlines() == [f"{word}\t{folder}" for word, folder in zip(words, saved, strict=True)]

@@ -12,7 +12,7 @@ from kgorch.cli.lookup import find_run, open_state
 from kgorch.cli.options import json_option, run_argument
 from kgorch.cli.usage import Group
 from kgorch.core.codes import CheckpointState
-from kgorch.errors import CheckpointBroken, KgorchError, NotFound, ReplayFailed
+from kgorch.errors import CheckpointBroken, CheckpointUnreadable, KgorchError, NotFound, ReplayFailed
 
 if TYPE_CHECKING:
     from kgorch.db.rows import CheckpointInfo
@@ -83,7 +83,7 @@ def list_(run: str | None, dropped: bool, as_json: bool) -> int:
 @click.option("--step", metavar="N", type=int, help="With --replay: the step of the checkpoint (default: the newest).")
 @json_option
 def verify(run: str | None, replay: int | None, step: int | None, as_json: bool) -> int:
-    """Read every checkpoint of RUN and compare it with its manifest. Exits with 2 if one is broken.
+    """Read every checkpoint of RUN and compare it with its manifest. Exits with 2 if one is broken or unreadable.
 
     With --replay, test instead whether the training is deterministic: train the same steps twice from one checkpoint, in
     temporary folders, and compare the results. Exits with 20 if the bits differ. Files that the script writes outside of its
@@ -102,24 +102,49 @@ def verify(run: str | None, replay: int | None, step: int | None, as_json: bool)
         raise click.UsageError("--step needs --replay N")
     info, rows = _rows(run)
     results: list[dict[str, Any]] = []
+    broken: list[str] = []
+    unreadable: list[str] = []
     # the folders on disk and not the rows: a checkpoint whose message was lost is used by a resume, too
     for folder in _folders(info.folder, rows):
+        step, why, word = None, "", "verified"
         try:
-            results.append({"path": str(folder), "step": verify_checkpoint(folder).step, "verified": True, "why": ""})
-        except CheckpointBroken as error:
-            results.append({"path": str(folder), "step": None, "verified": False, "why": str(error)})
+            step = verify_checkpoint(folder).step
+        except (CheckpointBroken, CheckpointUnreadable) as error:
+            if _is_gone(folder):  # dropped by a training while the others were read
+                continue
+            why, is_broken = str(error), isinstance(error, CheckpointBroken)
+            word = "BROKEN" if is_broken else "UNREADABLE"
+            (broken if is_broken else unreadable).append(why)
+        results.append({"path": str(folder), "step": step, "verified": not why, "why": why})
         if not as_json:
-            render.echo(f"{'verified' if results[-1]['verified'] else 'BROKEN'}\t{folder}")
+            render.echo(f"{word}\t{folder}")
     if as_json:
         render.as_json(results)
-    broken = [item for item in results if not item["verified"]]
     if broken:
         raise CheckpointBroken(
             f"{len(broken)} of {len(results)} checkpoints of {info.name} are broken",
-            *[item["why"] for item in broken],
+            *broken,
+            *unreadable,
             next_step=f"kgorch resume {info.name}    (uses the newest that is not broken)",
         )
+    if unreadable:
+        raise CheckpointUnreadable(
+            f"{len(unreadable)} of {len(results)} checkpoints of {info.name} cannot be read now",
+            *unreadable,
+            next_step=f"mount the disk again, or install the kgorch that wrote them; then kgorch checkpoints verify {info.name}",
+        )
     return 0
+
+
+def _is_gone(folder: Path) -> bool:
+    """Whether nothing has that name any more; not after an error of the disk, which proves nothing."""
+    try:
+        folder.lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _replay(name: str | None, steps: int, step: int | None, *, as_json: bool) -> int:
