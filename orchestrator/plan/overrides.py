@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tomllib
 from typing import Any
 
@@ -11,11 +12,12 @@ from kgorch.plan.toml_document import Key, KeyPath
 EXAMPLES = "for example --set session.wall=30s --set stage.train.args.epochs=3"
 
 
-def apply_override(values: dict[str, Any], override: str) -> KeyPath:
+def apply_override(values: dict[str, Any], override: str, *, is_typed: bool = False) -> KeyPath:
     """Change one value of an unvalidated plan in place. Missing tables are created; a wrong key is left to validation.
 
     Args:
         override: `KEY=VALUE`, the key dotted, a stage by its name. The value is TOML, or else a string: `30s` needs no quotes.
+        is_typed: also refuse text for an argument of the script where another value was meant.
     Returns: the path of the value.
     Raises: PlanError.
     """
@@ -39,6 +41,8 @@ def apply_override(values: dict[str, Any], override: str) -> KeyPath:
             )
     if isinstance(table, list):
         raise PlanError(f"--set {override!r}: name the stage", next_step="--set stage.NAME.args.epochs=3")
+    if is_typed and "args" in path and value == text:
+        _refuse_likely_slip(key.strip(), text.strip(), table.get(name))
     table[name] = value
     return (*path, name)
 
@@ -52,6 +56,37 @@ def _parsed_value(text: str, override: str) -> Any:
         raise PlanError(f"--set {override:.200}: nested too deeply", next_step="give a plain value") from None
     except ValueError:  # Python converts no more than 4300 digits
         raise PlanError(f"--set {override:.200}: too many digits", next_step="give a smaller number") from None
+
+
+def _refuse_likely_slip(key: str, text: str, before: Any) -> None:
+    """Refuse bare text that was meant as a bool, a number or None: as text, `False` is true in Python.
+
+    Args:
+        before: the value that it replaces.
+    Raises: PlanError, with what to type.
+    """
+    forms: list[str] = []
+    if isinstance(before, bool) or text in ("True", "False"):
+        forms = [text.lower()] if text in ("True", "False") else ["true", "false"]
+    elif number := _number(text):
+        forms = [number]
+    elif text != "None" and not isinstance(before, int | float):
+        return
+    instead = [f"--set {key}={form}" for form in forms]
+    raise PlanError(
+        f"--set {key}={text}: this is text, since it is no value of TOML",
+        *([f"the value in the plan is {str(before).lower()}"] if isinstance(before, int | float) else []),
+        *(["TOML has no None: leave the argument out, if the script's default is that"] if text == "None" else []),
+        next_step=", or ".join([*instead, f"--set '{key}=\"{text}\"' where text is meant"]),
+    )
+
+
+def _number(text: str) -> str:
+    """The number that the text is in Python, as TOML; empty for none."""
+    for number_type in (int, float):
+        with contextlib.suppress(ValueError):
+            return str(number_type(text))
+    return ""
 
 
 def _stage_index(stages: list[Any], name: str, override: str) -> int:

@@ -36,19 +36,20 @@ def load(path: Path, overrides: Sequence[str] = ()) -> tuple[Plan, str]:
         text = read_text(path, PLAN)
     except FileNotFoundError:
         raise PlanError(f"there is no plan {path}{_nearest_file(path)}", next_step=PLAN.if_unreadable) from None
-    return parse(text, str(path), overrides), text
+    return parse(text, str(path), overrides, are_typed=True), text
 
 
-def parse(text: str, where: str, overrides: Sequence[str] = ()) -> Plan:
+def parse(text: str, where: str, overrides: Sequence[str] = (), *, are_typed: bool = False) -> Plan:
     """Parse a plan from TOML.
 
     Args:
         where: the file as errors name it.
         overrides: arguments of --set, `session.wall=30s`; later ones win.
+        are_typed: a user has just typed the overrides, and can correct what is refused as a likely slip.
     Raises: PlanError.
     """
     values = parse_toml(text, where, PLAN)
-    paths = {apply_override(values, override): override for override in overrides}
+    paths = {apply_override(values, override, is_typed=are_typed): override for override in overrides}
     return validate(Plan, TomlDocument(values, text, where, paths), PLAN)
 
 

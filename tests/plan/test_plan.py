@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kgorch.errors import PlanError
-from kgorch.plan import Plan, check_entries, parse, parse_duration_s, parse_size_bytes
+from kgorch.plan import Plan, check_entries, load, parse, parse_duration_s, parse_size_bytes
 
 GOOD = """\
 name = "ink"
@@ -116,6 +116,41 @@ def test_overrides_reach_any_value_and_the_later_one_wins():
 def test_an_override_that_reaches_nothing_is_a_mistake(override):
     with pytest.raises(PlanError):
         parse(GOOD.replace('margin = "1m 30s"\n', ""), "plan.toml", [override])
+
+
+@pytest.mark.parametrize(
+    ("typed", "instead"),
+    [
+        ("amp=False", "amp=false"),
+        ("new=True", "new=true"),
+        ("new=None", """'stage.train.args.new="None"'"""),
+        ("epochs=.5", "epochs=0.5"),
+        ("new=.01", "new=0.01"),
+        ("epochs=007", "epochs=7"),
+        ("epochs=many", """'stage.train.args.epochs="many"'"""),
+        ("amp=yes", "amp=true"),
+        ("optimizer.lr=1.", "optimizer.lr=1.0"),
+    ],
+)
+def test_what_is_typed_for_an_argument_does_not_become_text_where_a_value_was_meant(tmp_path, typed, instead):
+    path = tmp_path / "plan.toml"
+    path.write_text(GOOD.replace("epochs = 40", "epochs = 40, amp = true, optimizer = { lr = 0.1 }"))
+    with pytest.raises(PlanError) as caught:
+        load(path, [f"stage.train.args.{typed}"])
+    assert instead in caught.value.next_step, caught.value.next_step
+    stored = parse(path.read_text(), "plan.toml", [f"stage.train.args.{typed}"])
+    assert stored, "a run that keeps it goes on as it began"
+
+
+@pytest.mark.parametrize(
+    ("typed", "value"),
+    [("data=a.npy", "a.npy"), ("new=adam", "adam"), ('epochs="many"', "many"), ("data='None'", "None"), ("epochs=1e3", 1e3)],
+)  # fmt: skip
+def test_text_for_an_argument_needs_no_quotes_where_nothing_else_can_be_meant(tmp_path, typed, value):
+    path = tmp_path / "plan.toml"
+    path.write_text(GOOD)
+    plan, _ = load(path, [f"stage.train.args.{typed}"])
+    assert plan.stage[0].args[typed.partition("=")[0]] == value
 
 
 def test_the_hash_follows_what_the_bits_hang_on_and_nothing_else():
