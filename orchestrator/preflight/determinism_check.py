@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -30,7 +30,8 @@ from kgorch.core.codes import RankOutcome
 from kgorch.core.session.attempt_outcome import AttemptEnd, first_cause
 from kgorch.db.rows import RunInfo
 from kgorch.errors import ReplayFailed
-from kgorch.hardware import devices
+from kgorch.hardware import devices, gpu_locks
+from kgorch.hardware.gpu_locks import GpuLocks
 from kgorch.launch import launcher, rungs
 from kgorch.launch.rungs import RungScope
 from kgorch.plan import Plan
@@ -38,6 +39,7 @@ from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.protocol.messages import Heartbeat, Message
 from kgorch.protocol.run_files import KEEPER_SOCKET
 from kgorch.snapshots import keeper_client
+from kgorch.system.paths import home_of_folder
 from kgorch.system.sockets.control_socket import ControlSocket, Reply
 
 TIMES = ("first", "second")
@@ -103,20 +105,34 @@ def replay(
 
     Args:
         say: takes lines of progress.
-    Raises: CheckpointBroken, CheckpointUnreadable; ReplayFailed when the training does not come to its end.
+    Raises: CheckpointBroken, CheckpointUnreadable; GpusUnavailable; ReplayFailed when the training does not come to its end.
     """
     manifest = verify_checkpoint(checkpoint)
     scratch = Path(run.folder) / "replay"
-    with _scratch_folder(scratch) as received:
+    with _locked_gpus(run, plan) as gpus, _scratch_folder(scratch) as received:
         saves = []
         for which in TIMES:
             say(f"{which} time: step {manifest.step} to {manifest.step + steps} of {manifest.stage}")
-            launch = _launch_spec(engine, run, plan, manifest, checkpoint, scratch / which)
+            launch = _launch_spec(engine, run, plan, checkpoint, scratch / which, gpus.environ)
             launch = replace(launch, stop_at=manifest.step + steps)
-            _train(launch, lambda step, which=which: say(f"{which} time: step {step}"), received)  # type: ignore[misc]
+            _train(launch, gpus, lambda step, which=which: say(f"{which} time: step {step}"), received)  # type: ignore[misc]
             saves.append(_last_save(launch))
         say("comparing")
         return _compare(manifest, launch.ranks, *saves)
+
+
+@contextlib.contextmanager
+def _locked_gpus(run: RunInfo, plan: Plan) -> Iterator[GpuLocks]:
+    """The GPUs of the two trainings, as a session of the run would lock them. Raises: GpusUnavailable."""
+    try:
+        locks = gpu_locks.acquire(home_of_folder(run.folder), run, gpu_locks.resource_request(plan))
+    except gpu_locks.GpusUnavailable as error:
+        next_step = "wait until they are free (kgorch queue lists who waits), then the same again"
+        raise gpu_locks.GpusUnavailable(error.what, *error.facts, next_step=next_step) from None
+    try:
+        yield locks
+    finally:
+        locks.release()
 
 
 @contextlib.contextmanager
@@ -149,15 +165,18 @@ def _clear(scratch: Path) -> None:
 
 
 def _launch_spec(
-    engine: Engine, run: RunInfo, plan: Plan, manifest: Manifest, checkpoint: Path, place: Path
+    engine: Engine, run: RunInfo, plan: Plan, checkpoint: Path, place: Path, environ: Mapping[str, str]
 ) -> LaunchSpec:
     """The stage as its next attempt would begin it, in folders below `place`.
 
+    Args:
+        environ: in which its GPUs are visible.
     Raises: ReplayFailed when the plan does not have the stage any more.
     """
-    stage = next((item for item in plan.stage if item.name == manifest.stage), None)
+    name = read_checkpoint(checkpoint).stage
+    stage = next((item for item in plan.stage if item.name == name), None)
     if stage is None:
-        raise ReplayFailed(f"the plan has no stage {manifest.stage!r} any more")
+        raise ReplayFailed(f"the plan has no stage {name!r} any more")
     if stage.foreign:
         raise ReplayFailed(
             f"stage {stage.name!r} is a program of [stage.foreign], which is not trained step by step",
@@ -170,8 +189,8 @@ def _launch_spec(
         if other.name != stage.name:
             own.with_name(other.name).symlink_to(other.absolute())
     shutil.copytree(Path(run.folder) / "outputs", place / "outputs", symlinks=True)
-    ranks = devices.rank_count(stage.ranks)
-    memory = rungs.launch_settings(engine, run, plan, RungScope(stage.name, devices.model_name(), ranks))
+    ranks = devices.rank_count(stage.ranks, environ)
+    memory = rungs.launch_settings(engine, run, plan, RungScope(stage.name, devices.model_name(environ), ranks))
     return LaunchSpec(
         run=run.name,
         run_id=run.id,
@@ -199,7 +218,7 @@ def _launch_spec(
     )
 
 
-def _train(launch: LaunchSpec, say: Callable[[int], None], received: list[int]) -> None:
+def _train(launch: LaunchSpec, gpus: GpuLocks, say: Callable[[int], None], received: list[int]) -> None:
     """Run the training to its end.
 
     Args:
@@ -217,7 +236,7 @@ def _train(launch: LaunchSpec, say: Callable[[int], None], received: list[int]) 
 
     channel = ControlSocket(Path(launch.socket), on_message)
     try:
-        process = launcher.start(launch)
+        process = launcher.start(launch, gpus)
         while process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.5)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import signal
 import struct
 from pathlib import Path
 
 import pytest
+from driver import build
 from harness import processes_of, wait_until
 
 from kgorch.checkpoint.safetensors_header import Span
@@ -71,6 +73,26 @@ def test_a_replay_is_refused_while_the_run_trains_and_one_that_is_interrupted_le
         replaying.send_signal(given)
         assert replaying.wait(60) == code
         assert _nothing_is_left(kgorch)
+
+
+def test_a_replay_waits_for_no_gpu_of_another_run_and_holds_its_own(kgorch, tmp_path):
+    _suspended(kgorch, kgorch.plan("uses_urandom.py", ranks=1, every="600s"))
+    driver = build(tmp_path)
+    driver.be(gpus=1, uuids=["GPU-1"])
+    kgorch.extra_env |= driver.env
+    (kgorch.home / "devices").mkdir(exist_ok=True)
+    with open(kgorch.home / "devices" / "GPU-1.lock", "w+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        said = kgorch("checkpoints", "verify", "test", "--replay", "3", code=2).stderr
+        assert "GPU 0 is locked by" in said and "queue add" not in said
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        replaying = kgorch.background("checkpoints", "verify", "test", "--replay", "1000")
+        wait_until(lambda: len(processes_of(kgorch.home)) > 3, what="it trains")
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        replaying.send_signal(signal.SIGTERM)
+        assert replaying.wait(60) == 143 and _nothing_is_left(kgorch)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_checkpoint_that_is_not_there_or_options_that_do_not_fit_are_a_mistake(kgorch):
