@@ -25,6 +25,10 @@ _RENAMES = ("rename", "replace", "move")
 _STEP = re.compile(r"((?:global[_ ]?)?(?:step|iter(?:ation)?))(\W{1,4})$", re.IGNORECASE)
 _LOSS = re.compile(r"(loss)(\W{1,4})$", re.IGNORECASE)
 
+# what is written into the plan, for any format of a number: padded, negative, with an exponent, no number at all
+_NUMBER = r"([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf))"
+_COUNT = r"\s*(\d+)"
+
 
 @dataclass(slots=True)
 class ProgramFindings:
@@ -316,7 +320,7 @@ def _by_library(names: _Names, found: ProgramFindings) -> None:
             found.checkpoint, found.incomplete = f"{out}/checkpoint-*", []
             found.step_file = (f"{out}/checkpoint-*/trainer_state.json", "global_step")
         found.again = found.again or ["--resume_from_checkpoint", "{checkpoint}"]
-        found.loss = found.loss or r"'loss': '?([\d.]+)"
+        found.loss = found.loss or r"'loss': '?" + _NUMBER
     elif found.library == "lightning":
         found.checkpoint = found.checkpoint or "lightning_logs/*/checkpoints/*.ckpt"
     elif found.library == "accelerate" and out:
@@ -337,9 +341,9 @@ def _printed(tree: ast.Module) -> tuple[str, str]:
             if not step and (match := _STEP.search(text)):
                 rest: list[Any] = node.values[number + 2 :]
                 slash = len(rest) > 1 and isinstance(rest[0], ast.Constant) and rest[0].value == "/"
-                step = f"{re.escape(match[0]).replace(chr(92) + ' ', ' ')}(\\d+)" + (r"/(\d+)" if slash else "")
+                step = re.escape(match[0]).replace(r"\ ", " ") + _COUNT + (r"\s*/" + _COUNT if slash else "")
             if not loss and (match := _LOSS.search(text)):
-                loss = f"{re.escape(match[0]).replace(chr(92) + ' ', ' ')}([\\d.]+)"
+                loss = re.escape(match[0]).replace(r"\ ", " ") + r"\s*" + _NUMBER
     return step, loss
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,8 @@ def test_a_ddp_program_with_folders_that_it_renames():
     )
     assert stage.foreign.checkpoint == "runs/a/checkpoint-*" and stage.foreign.incomplete == ["tmp-checkpoint-*"]
     assert stage.foreign.again == ["--resume_from_checkpoint", "{checkpoint}"]
-    assert stage.foreign.step.log == r"step (\d+)/(\d+)" and stage.foreign.metrics["loss"].log == r"loss ([\d.]+)"
+    assert (stage.foreign.step.log, stage.foreign.metrics["loss"].log) == (found.step, found.loss)
+    assert re.search(found.step, "step 3/5 loss 0.25").groups() == ("3", "5")
     assert found.library == "torch" and not found.notes
 
 
@@ -170,3 +172,30 @@ def test_the_plan_keeps_any_words_as_they_are():
     words = ["--text", 'a "quoted" word', "--path=C:\\x", "ä", "--regex", "'\\d+'"]
     stage = parse(plan_text("t.py", words, inspect("", words)), "plan.toml").stage[0]
     assert stage.argv == words
+
+
+@pytest.mark.parametrize(
+    ("printed", "line", "step", "loss"),
+    [
+        ("step {step} loss {loss:.4f}", "step 12 loss 0.5012", ("12",), "0.5012"),
+        ("step {step} loss {loss}", "step 12 loss 9.5e-05", ("12",), "9.5e-05"),
+        ("step {step} loss {loss}", "step 12 loss -3.25E+2,", ("12",), "-3.25E+2"),
+        ("step {step} loss {loss}", "step 12 loss nan", ("12",), "nan"),
+        ("step {step} loss {loss}", "step 12 loss -inf", ("12",), "-inf"),
+        ("step {step:6d}/{steps:6d} loss {loss:9.4f}", "step     12/   100 loss   -0.5000", ("12", "100"), "-0.5000"),
+        ("step {step:<6d}/{steps} loss={loss:<9.4f}|", "step 12    /100 loss=0.5000   |", ("12", "100"), "0.5000"),
+        ("Iteration: {step:>5}, loss: {loss:.2e}.", "Iteration:    12, loss: 1.25e-03.", ("12",), "1.25e-03"),
+    ],
+)
+def test_what_is_printed_is_read_as_it_was_whatever_its_form(printed, line, step, loss):
+    found = inspect(f"print(f{printed!r})\n", [])
+    assert re.search(found.step, line).groups() == step
+    assert re.search(found.loss, line).groups() == (loss,)
+
+
+@pytest.mark.parametrize("loss", ["0.5012", "9.5e-05", "-1.5", "nan"])
+def test_the_loss_of_the_transformers_trainer_is_read_as_it_was(loss):
+    found = inspect(TRAINER, [])
+    assert [re.search(found.loss, f"{{'loss': {value}, 'epoch': 1.0}}")[1] for value in (loss, f"'{loss}'")] == [
+        loss
+    ] * 2
