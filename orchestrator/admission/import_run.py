@@ -28,7 +28,7 @@ from kgorch.db import runs, sessions
 from kgorch.db.rows import RunInfo
 from kgorch.errors import KgorchError, NotFound
 from kgorch.launch import launcher, rungs
-from kgorch.plan import Plan, check_entries, parse
+from kgorch.plan import Plan, check_entries, of_missing_stages, parse, stage_names
 from kgorch.system.paths import checkpoints_folder, last_run_number, make_run_folder, run_folder
 
 MAX_RUNS_COMPARED = 200
@@ -154,7 +154,9 @@ def import_run(state: LocalState, request: StartRequest, source: SourceRun, watc
     """
     theirs: dict[str, Any] = source.rows.run if source.rows else {"overrides": [], "number": 1}
     engine, home, text, workdir = state.engine, state.home, request.plan_text, request.workdir
-    overrides = [*check_overrides(source, request.overrides, request.consent), *request.overrides]
+    stages = stage_names(text, str(request.where))
+    without_missing_stages([str(item) for item in theirs["overrides"]], request, watcher)
+    overrides = [*check_overrides(source, stages, request.overrides, request.consent), *request.overrides]
     plan = parse(text, str(request.where), overrides)
     check_settings(source, plan, request.consent)
     newest = runs.newest(engine, plan.name)
@@ -189,15 +191,29 @@ def import_run(state: LocalState, request: StartRequest, source: SourceRun, watc
     return run
 
 
-def check_overrides(source: SourceRun, overrides: Sequence[str], consent: Consent = NO_CONSENT) -> list[str]:
+def without_missing_stages(overrides: Sequence[str], request: StartRequest, watcher: ImportWatcher) -> list[str]:
+    """The overrides that a run keeps without those of stages that the plan has no more, which nobody could take back."""
+    missing = of_missing_stages(stage_names(request.plan_text, str(request.where)), overrides)
+    for line in _show("--set ", missing):
+        watcher.note(f"{line} is not kept any more: the plan has no such stage")
+    return [item for item in overrides if item not in missing]
+
+
+def check_overrides(
+    source: SourceRun, stages: Sequence[str], overrides: Sequence[str], consent: Consent = NO_CONSENT
+) -> list[str]:
     """Overrides that the source keeps of the run and that are not given now.
 
+    Args:
+        stages: of the plan. Overrides of others are left out: they decide nothing.
     Raises: KgorchError if there are some without the user's consent.
     """
     theirs: dict[str, Any] = source.rows.run if source.rows else {"overrides": []}
     # An override that is given again needs no consent: the user has typed it.
     now = {_key(item) for item in overrides}
     others = [str(item) for item in theirs["overrides"] if _key(str(item)) not in now]
+    missing = of_missing_stages(stages, others)
+    others = [item for item in others if item not in missing]
     if others and not consent.plan:
         raise KgorchError(
             f"the source's database has overrides of the run {theirs.get('name', '')!r:.100}, which decide what is executed",

@@ -93,6 +93,7 @@ def resolve(
             return newest, plan, None
         # The plan is the one that was given; the overrides are those that the run keeps, and the new ones.
         kept = [item for item in newest.overrides if item not in request.overrides]
+        kept = import_run.without_missing_stages(kept, request, watcher)
         overrides = [*kept, *request.overrides]
         if kept and request.plan_text != newest.plan:
             given = {item.partition("=")[0] for item in request.overrides}

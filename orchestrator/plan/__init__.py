@@ -9,7 +9,8 @@ from __future__ import annotations
 from kgorch.plan.entries import check_entries
 from kgorch.plan.keys import dotted_keys
 from kgorch.plan.model import Plan
-from kgorch.plan.plan_file import load, parse
+from kgorch.plan.overrides import of_missing_stages
+from kgorch.plan.plan_file import load, parse, stage_names
 from kgorch.plan.quantities import parse_duration_s, parse_size_bytes
 from kgorch.plan.sections import DataSection, NotifySection
 from kgorch.plan.stages import StageSection
@@ -24,7 +25,9 @@ __all__ = [
     "check_entries",
     "dotted_keys",
     "load",
+    "of_missing_stages",
     "parse",
     "parse_duration_s",
     "parse_size_bytes",
+    "stage_names",
 ]

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import tomllib
+from collections.abc import Iterable
 from typing import Any
 
 from kgorch.errors import PlanError, nearest
 from kgorch.plan.toml_document import Key, KeyPath
 
 EXAMPLES = "for example --set session.wall=30s --set stage.train.args.epochs=3"
+
+
+class NoSuchStage(PlanError):
+    """An override names a stage that the plan does not have."""
 
 
 def apply_override(values: dict[str, Any], override: str, *, is_typed: bool = False) -> KeyPath:
@@ -45,6 +50,20 @@ def apply_override(values: dict[str, Any], override: str, *, is_typed: bool = Fa
         _refuse_likely_slip(key.strip(), text.strip(), table.get(name))
     table[name] = value
     return (*path, name)
+
+
+def of_missing_stages(stages: Iterable[str], overrides: Iterable[str]) -> list[str]:
+    """Those of the overrides that name a stage which is not among `stages`, and so would keep a plan from being read."""
+    values: dict[str, Any] = {"stage": [{"name": name} for name in stages]}
+    missing = []
+    for override in overrides:
+        try:
+            apply_override(values, override)
+        except NoSuchStage:
+            missing.append(override)
+        except PlanError:  # reported when the plan itself is read
+            continue
+    return missing
 
 
 def _parsed_value(text: str, override: str) -> Any:
@@ -90,11 +109,11 @@ def _number(text: str) -> str:
 
 
 def _stage_index(stages: list[Any], name: str, override: str) -> int:
-    """The position of the stage `name`. Raises: PlanError."""
+    """The position of the stage `name`. Raises: NoSuchStage."""
     names = [stage.get("name") if isinstance(stage, dict) else None for stage in stages]
     if name not in names:
         listed = ", ".join(str(other) for other in names if other) or "none"
-        raise PlanError(
+        raise NoSuchStage(
             f"--set {override!r}: there is no stage {name!r}{nearest(name, [str(other) for other in names])}",
             next_step=f"name a stage of the plan: {listed}",
         )

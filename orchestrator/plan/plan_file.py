@@ -53,6 +53,13 @@ def parse(text: str, where: str, overrides: Sequence[str] = (), *, are_typed: bo
     return validate(Plan, TomlDocument(values, text, where, paths), PLAN)
 
 
+def stage_names(text: str, where: str) -> list[str]:
+    """The names of the stages as the file has them, without any override. Raises: PlanError for what is no TOML."""
+    stages = parse_toml(text, where, PLAN).get("stage")
+    names = [stage.get("name") for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
+    return [name for name in names if isinstance(name, str)]
+
+
 def _nearest_file(path: Path) -> str:
     """A hint at a TOML file of a similar name in the same folder; empty for none."""
     try:

@@ -59,7 +59,7 @@ def find(
         choice = import_run.find_in_sources(state, plan, workdir, None, notes)
         if choice.run:
             if run is None or run.id != choice.run.run_id:
-                import_run.check_overrides(choice.run, overrides)
+                import_run.check_overrides(choice.run, [stage.name for stage in plan.stage], overrides)
             import_run.check_settings(choice.run, plan)
         elif run is None and plan.resume.required:
             import_run.describe_new_run(engine, plan, workdir, choice, is_required=True)

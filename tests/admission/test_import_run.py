@@ -412,6 +412,36 @@ def test_overrides_of_a_found_run_hold_where_they_are_given_again_or_trusted(her
     assert opened.run.overrides == ["session.wall=2h", "session.margin=6s"]
 
 
+ONE_STAGE = PLAN.replace('[[stage]]\nname = "predict"\nentry = "t.py"\n', "")
+OF_BOTH = ["stage.predict.args.x=1", "session.margin=6s", "stage.train.args.y=2"]
+
+
+def test_an_override_of_a_stage_that_the_plan_has_no_more_is_dropped_with_a_note(here):
+    here.start(overrides=OF_BOTH)
+    opened, told = here.start(ONE_STAGE)
+    assert opened.run.overrides == OF_BOTH[1:] and here.start(ONE_STAGE)[0].run.overrides == OF_BOTH[1:]
+    [note] = [note for note in told.notes if "predict" in note and "--set" in note]
+    assert "stage.predict.args.x=1" in note and "no such stage" in note
+    with pytest.raises(PlanError, match="there is no stage 'predict'"):
+        here.start(ONE_STAGE, overrides=["stage.predict.args.x=1"])
+
+
+def test_an_override_that_names_a_stage_by_the_name_that_another_one_gives_it_is_kept(here):
+    renamed = ["stage.train.name=fit", "stage.fit.args.y=2"]
+    here.start(overrides=renamed)
+    assert here.start()[0].run.overrides == renamed
+
+
+def test_an_override_of_a_stage_that_the_plan_has_no_more_does_not_come_along_from_a_source(here, source):
+    state(source, overrides=OF_BOTH)
+    with pytest.raises(KgorchError, match="overrides of the run") as refused:
+        here.start(ONE_STAGE)
+    assert not [fact for fact in refused.value.facts if "predict" in fact]
+    opened, told = here.start(ONE_STAGE, consent=replace(TRUSTED, changes=True))
+    assert opened.run.overrides == OF_BOTH[1:]
+    assert [note for note in told.notes if "stage.predict.args.x=1" in note and "no such stage" in note]
+
+
 def test_rows_that_lie_in_the_write_ahead_log_alone_are_read(here, source):
     state(source)
     with closing(sqlite3.connect(source / "kgorch.db")) as writer:
