@@ -108,10 +108,11 @@ def _stage_keys(plan: Path) -> Iterator[str]:
     if not plan.is_file() or plan.stat().st_size > 1 << 20:
         return
     for stage in tomllib.loads(plan.read_text(encoding="utf-8-sig"))["stage"]:
+        name = f'"{stage["name"]}"' if "." in stage["name"] else stage["name"]
         for key in ("ranks", "entry", "weights"):
-            yield f"stage.{stage['name']}.{key}"
+            yield f"stage.{name}.{key}"
         for argument in stage.get("args", {}):
-            yield f"stage.{stage['name']}.args.{argument}"
+            yield f"stage.{name}.args.{argument}"
 
 
 @_completer

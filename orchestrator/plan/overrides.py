@@ -21,7 +21,8 @@ def apply_override(values: dict[str, Any], override: str, *, is_typed: bool = Fa
     """Change one value of an unvalidated plan in place. Missing tables are created; a wrong key is left to validation.
 
     Args:
-        override: `KEY=VALUE`, the key dotted, a stage by its name. The value is TOML, or else a string: `30s` needs no quotes.
+        override: `KEY=VALUE`, the key dotted, a stage by its name, in quotes where that has a dot. The value is TOML, or else a
+            string: `30s` needs no quotes.
         is_typed: also refuse text for an argument of the script where another value was meant.
     Returns: the path of the value.
     Raises: PlanError.
@@ -30,7 +31,7 @@ def apply_override(values: dict[str, Any], override: str, *, is_typed: bool = Fa
     if not equals or not key.strip():
         raise PlanError(f"--set {override!r}: expected KEY=VALUE", next_step=EXAMPLES)
     value = _parsed_value(text, override)
-    *tables, name = key.strip().split(".")
+    *tables, name = _key_parts(key.strip(), override)
     table: Any = values
     path: tuple[Key, ...] = ()
     for number, part in enumerate(tables):
@@ -64,6 +65,24 @@ def of_missing_stages(stages: Iterable[str], overrides: Iterable[str]) -> list[s
         except PlanError:  # reported when the plan itself is read
             continue
     return missing
+
+
+def _key_parts(key: str, override: str) -> list[str]:
+    """The parts of a dotted key. Raises: PlanError for quotes that do not fit."""
+    if '"' not in key and "'" not in key:
+        return key.split(".")
+    parts: list[str] = []
+    try:
+        table: Any = tomllib.loads(f"{key} = 0")
+        while isinstance(table, dict):
+            [(part, table)] = table.items()
+            parts.append(part)
+    except (ValueError, RecursionError):
+        raise PlanError(
+            f"--set {override!r:.200}: expected a dotted key, with a part in quotes where it has a dot",
+            next_step=EXAMPLES,
+        ) from None
+    return parts
 
 
 def _parsed_value(text: str, override: str) -> Any:
@@ -112,7 +131,7 @@ def _stage_index(stages: list[Any], name: str, override: str) -> int:
     """The position of the stage `name`. Raises: NoSuchStage."""
     names = [stage.get("name") if isinstance(stage, dict) else None for stage in stages]
     if name not in names:
-        listed = ", ".join(str(other) for other in names if other) or "none"
+        listed = ", ".join(f'"{other}"' if "." in str(other) else str(other) for other in names if other) or "none"
         raise NoSuchStage(
             f"--set {override!r}: there is no stage {name!r}{nearest(name, [str(other) for other in names])}",
             next_step=f"name a stage of the plan: {listed}",

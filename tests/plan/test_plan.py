@@ -110,6 +110,21 @@ def test_overrides_reach_any_value_and_the_later_one_wins():
     assert plan.checkpoint.keep.last == 1 and plan.name == "other"
 
 
+@pytest.mark.parametrize("key", ['stage."v1.5".args.lr', "stage.'v1.5'.args.lr", ' stage . "v1.5" . args.lr '])
+def test_an_override_names_a_stage_with_a_dot_in_quotes(key):
+    text = GOOD.replace('name = "train"', 'name = "v1.5"')
+    assert parse(text, "plan.toml", [f"{key}=0.1"]).stage[0].args["lr"] == 0.1
+    with pytest.raises(PlanError) as caught:
+        parse(text, "plan.toml", ["stage.v1.5.args.lr=0.1"])
+    assert 'stage of the plan: "v1.5", predict' in caught.value.next_step
+
+
+@pytest.mark.parametrize("key", ['"', 'a."b', 'a."b"c', '["a"]\n["b"]\nc'])
+def test_a_key_whose_quotes_do_not_fit_is_a_mistake(key):
+    with pytest.raises(PlanError):
+        parse(GOOD, "plan.toml", [f"{key}=1"])
+
+
 @pytest.mark.parametrize(
     "override", ["session.wall", "=3", "stage.nosuch.ranks=2", "stage.ranks=2", "name.x=3", "session.wal=3s"]
 )
