@@ -54,7 +54,8 @@ class ExportTensor(NamedTuple):
 
 
 def export_safetensors(folder: Path, out: Path, name: str | None) -> int:
-    """Write what was tracked as `name` under the names of its state_dict, or everything under its paths.
+    """Write what was tracked as `name` under the names of its state_dict, or everything under its paths. Of what each rank has its
+    own of, rank 0's is written.
 
     Wider types first, then by name: equal states give equal bytes, however many ranks wrote them. Sharded tensors are put
     together on the way, in bands of rows (assembly.py).
@@ -66,6 +67,9 @@ def export_safetensors(folder: Path, out: Path, name: str | None) -> int:
     tensors = _tensors(folder, manifest)
     if name is not None:
         tree = read_json_file(folder, manifest, "state.json")
+        if name not in tree and "rank0.json" in manifest.files:
+            own = read_json_file(folder, manifest, "rank0.json").get("own")
+            tree |= own if isinstance(own, dict) else {}
         if name not in tree:
             raise KgorchError(
                 f"{folder} holds nothing under {name!r}", next_step=f"give --only one of: {', '.join(sorted(tree))}"

@@ -395,6 +395,21 @@ class Holder:
         return {"value": self.value}
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_export_of_one_name_finds_what_each_rank_has_its_own_of(place, tmp_path, ranks):
+    net, savers = nn.Linear(3, 3), [place.saver(rank, ranks) for rank in range(ranks)]
+    for rank, saver in enumerate(savers):
+        ema = Holder({"weight": torch.full((3,), float(rank)), "decay": 0.9})
+        assert save(saver, {"model": net, "ema": ema}, 3, ranks=ranks, rank=rank)
+    assert all(saver.wait() for saver in savers)
+    [folder] = list_checkpoints(place.root)
+    out = tmp_path / "ema.safetensors"
+    assert exporter_for(out)(folder, out, "ema") == 1
+    assert torch.equal(load_file(out)["value.weight"], torch.zeros(3))
+    with pytest.raises(KgorchError, match="give --only one of: ema, model"):
+        export_safetensors(folder, out, "net")
+
+
 @pytest.mark.skipif(torch.__version__ < "2.5", reason="PyTorch 2.4 loads no numpy values with weights_only")
 def test_an_export_for_torch_holds_what_the_safetensors_one_holds_and_loads_without_running_code(place, tmp_path):
     net = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
