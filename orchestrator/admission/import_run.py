@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 from collections.abc import Sequence
@@ -76,6 +77,8 @@ def find_in_sources(
     own_folders = [home, *(Path(run.checkpoints) for run in local_runs)]
     contents = source_scan.scan_sources(sources, workdir, plan.name, own_folders)
     contents = replace(contents, sources=tuple(named))
+    if newest is None:
+        _set_folder_without_database(home, plan.name, contents)
     _report_notes(engine, plan.name, contents, watcher)
     # Neither older runs of ours nor those that the user once decided against are offered again.
     excluded = {run.id for run in local_runs[1:]}
@@ -329,6 +332,18 @@ def _folders_without_database(home: Path, plan: Plan) -> list[str]:
             next_step="put the database back; or end what runs there (ps), then start again",
         )
     return [glob.escape(str(folder)), *([plan.checkpoint.dir] if plan.checkpoint.dir else [])]
+
+
+def _set_folder_without_database(home: Path, name: str, contents: SourceContents) -> None:
+    """Set the folder of the run that a lost database had here, by its launches: with the plan's `checkpoint.dir` no path of a
+    checkpoint shows it.
+    """
+    folder = run_folder(home, name, last_run_number(home, name)).resolve()
+    for launch in folder.glob("attempts/*/launch.json"):
+        with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):  # cut off by a full disk, for example
+            run = contents.runs.get(json.loads(launch.read_text()).get("run_id"))
+            if run and run.folder is None:
+                run.folder = folder
 
 
 def refuse_while_training(engine: Engine, run: RunInfo) -> None:

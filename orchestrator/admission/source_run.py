@@ -95,7 +95,7 @@ class SourceRun:
     Attributes:
         rows: from the database that has its newest session; None if no database knows the run.
         database: the file of that database.
-        folder: the run's folder, as the path of its newest checkpoint shows it; None if none does.
+        folder: the run's folder where no database tells it: by the path of a checkpoint, or by a launch. None if it is not known.
         events: kind and facts, to be recorded when the run is imported.
     """
 

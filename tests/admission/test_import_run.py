@@ -808,6 +808,21 @@ def test_without_a_database_outputs_and_cached_values_come_along_all_the_same(he
     assert brought(here) == {"submission.csv", "headers.json"}
 
 
+@pytest.mark.parametrize("owner", ["r1", "r2"])
+def test_without_our_database_outputs_come_along_where_the_plan_has_put_the_checkpoints_elsewhere(here, owner):
+    checkpoint(here.work / "saves" / "ink-r1", 20)
+    lost = here.home / "runs/ink/1"
+    for name, content in {
+        "outputs/submission.csv": "ink",
+        "attempts/1.1/launch.json": json.dumps({"run_id": owner}),
+    }.items():
+        (lost / name).parent.mkdir(parents=True)
+        (lost / name).write_text(content)
+    opened, _ = here.start(PLAN + '[checkpoint]\ndir = "saves"\n')
+    assert (opened.run.id, opened.run.number, opened.row.first_step) == ("r1", 2, 20)
+    assert (here.home / "runs/ink/2/outputs/submission.csv").is_file() == (owner == "r1")
+
+
 @pytest.mark.parametrize("what", ["the folder of checkpoints alone", "another name", "no number", "a link"])
 def test_without_a_database_nothing_comes_from_outside_of_a_source_or_from_what_is_no_runs_folder(here, source, what):
     folder, text = without_database(source), PLAN
