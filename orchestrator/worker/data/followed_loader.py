@@ -30,6 +30,7 @@ class FollowedLoader:
         self._skipped = 0  # batches that the first epoch begins after
         self._given = 0  # batches in this epoch and process
         self._samples = 0  # on this rank, in this process
+        self._is_ahead = self._is_read = False
         self.epoch = 0
         self.open_batches: int | None = None
 
@@ -94,6 +95,7 @@ class FollowedLoader:
         saved, self._saved = self._saved, None
         begun = LoaderFastForward(self._loader, self._world, self._device, saved, self._ranks_before, gives_back=True)
         self._epoch_of_loader, self._given = begun, 0
+        self._is_read = False
         begun.give_back(self.open_batches or 0)
         begun.seek(self.epoch, int(saved.get("batches", 0)) if saved else self._skipped)
         self._skipped = 0
@@ -105,8 +107,15 @@ class FollowedLoader:
             self._given += 1
             self._samples += self.share
             yield batch
-        begun.end()
-        self._given = 0
+        if self._is_ahead:  # its last batches may be those of the next step
+            self._is_read = True
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        assert self._epoch_of_loader is not None
+        self._epoch_of_loader.end()
+        self._given, self._is_read = 0, False
 
     def before_batch(self) -> None:
         """Called before each batch is read. A loop whose steps begin there overrides it."""
@@ -118,6 +127,9 @@ class FollowedLoader:
             is_first: it is the first one in this process.
             open_batches: see the attribute; None where the caller does not know: then what was given before the first step.
         """
+        self._is_ahead = bool(open_batches)
+        if self._is_read and not self._is_ahead:
+            self._end()
         if open_batches is None and (self.open_batches is None or is_first):
             open_batches = self._given
         if open_batches is not None:

@@ -1,21 +1,27 @@
 """PyTorch Lightning's Trainer, by both of its import names.
 
-Everything is restored when the Trainer has set up its training data: then model, optimizers and loops exist, and none of them has
-begun. The loops believe that they restart from a checkpoint of Lightning. A step begins at `on_train_batch_start`.
+Everything is restored when the loop of the training is about to run and has its data: then model, optimizers and loops exist, and
+none of them has begun. The loops believe that they restart from a checkpoint of Lightning. A step begins at
+`on_train_batch_start`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from kgorch.worker.data.followed_loader import FollowedLoader
 from kgorch.worker.integrations import carrier, lightning_checkpoint, lightning_steps
 from kgorch.worker.session import Session
+
+READ_TOGETHER = (
+    "Lightning: loaders without a length that are read together are resumed exactly if they have as many batches"
+)
 
 
 def adapt(module: ModuleType) -> None:
@@ -27,7 +33,7 @@ def adapt(module: ModuleType) -> None:
     automatic: Any = import_module(f"{root}.loops.optimization.automatic")._AutomaticOptimization
     automatic._make_closure = lightning_steps.in_parts(automatic._make_closure)
     fit_loop._load_combined_loader_states = _followed(fit_loop._load_combined_loader_states)
-    fit_loop.setup_data = _set_up(fit_loop.setup_data)
+    fit_loop.run = _restored(fit_loop.run)
     evaluation_loop.run = _marked(evaluation_loop.run)
     signals.register_signal_handlers = _unless_carried(signals.register_signal_handlers)
     trainer: Any = module.Trainer
@@ -122,30 +128,52 @@ class LightningParts:
         return trusted
 
 
+class TrainingLoader(FollowedLoader):
+    """A training loader.
+
+    Attributes:
+        is_open: it gives its batches. Before the state is restored it gives none: of a loader without a length the Trainer reads
+            one batch ahead when it creates the iterators.
+    """
+
+    is_open = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return super().__iter__() if self.is_open else iter(())
+
+
 class LightningCarrier:
     """What carries one training."""
 
     def __init__(self, trainer: Any, session: Session) -> None:
         self._trainer, self.session = trainer, session
         self._without_folder = [item for item in trainer.callbacks if getattr(item, "dirpath", "") is None]
-        self._is_set_up = False
+        self._loaders: list[TrainingLoader] = []
+        self._is_running = self._is_set_up = False
         self._stepped: int | None = None
         self._reported: dict[str, Any] = {}
         """The newest reported tensor of each name: held, so that no other tensor gets its address."""
 
     def follow(self, combined: Any) -> None:
-        """Follow the training loaders, before the Trainer iterates them."""
-        if not self._is_set_up:
-            combined.flattened = [
-                self.session.follow(loader, name=f"train{number}") for number, loader in enumerate(combined.flattened)
-            ]
+        """Follow the training loaders, before the loop of the training iterates them."""
+        if self._is_running and not self._loaders:
+            session = self.session
+            self._loaders = [TrainingLoader(item, session.world_size, session.device) for item in combined.flattened]
+            for number, loader in enumerate(self._loaders):
+                session.add_followed(loader, f"train{number}")
+            combined.flattened = self._loaders
 
     def set_up(self) -> None:
         """Restore the state, once."""
         trainer, loop = self._trainer, self._trainer.fit_loop
-        if loop._combined_loader is None or self._is_set_up:
+        if self._is_set_up:
+            return
+        self._is_running = True
+        loop.setup_data()
+        if loop._combined_loader is None:
             return
         self._is_set_up = True
+        self.follow(loop._combined_loader)  # loaded before, as by `trainer.estimated_stepping_batches`
         optimizers = {f"optimizer{number}": item for number, item in enumerate(trainer.optimizers)}
         self.session.track(
             model=carrier.trainable(trainer.lightning_module),
@@ -156,6 +184,7 @@ class LightningCarrier:
         )
         if self.session.resumed:
             self._stepped = loop.epoch_loop._batches_that_stepped
+            loop.epoch_loop.batch_progress.is_last_batch = False  # of the batch that comes again
             # Where it was stopped before its last epoch, only what follows it in the script is left.
             trainer.should_stop = self.session.resumed.is_finished
         if not trainer.lightning_module.automatic_optimization:
@@ -164,6 +193,13 @@ class LightningCarrier:
         self.session.expect(
             steps=int(steps) if 0 < steps < float("inf") else None, epochs=epochs if epochs and epochs > 0 else None
         )
+        for loader in self._loaders:
+            loader.start_at(trainer.current_epoch, 0)  # of a checkpoint of Lightning's own
+            loader.is_open = True
+        fetcher = loop._data_fetcher
+        iter(fetcher)
+        if fetcher.length is None and len(self._loaders) > 1:
+            self.session.note_exactness(loop=READ_TOGETHER)
 
     def begin_step(self) -> None:
         self.report()
@@ -173,7 +209,10 @@ class LightningCarrier:
             loop.epoch_loop._batches_that_stepped, self._stepped = self._stepped, None
             # What remains of the epoch is no restart: Lightning before 2.5 steps a scheduler twice at the end of such an epoch.
             loop._restarting = False
-        self.session.boundary(epoch=self._trainer.current_epoch)
+        fetcher = loop._data_fetcher
+        # Of a loader without a length a batch is read ahead.
+        ahead = getattr(fetcher, "batches", None) if fetcher.length is None else None
+        self.session.boundary(epoch=self._trainer.current_epoch, open_batches=None if ahead is None else 1 + len(ahead))
 
     def report(self) -> None:
         """Report what was logged since the last call, at the weights of this moment.
@@ -249,14 +288,14 @@ def _followed(original: Callable[..., Any]) -> Callable[..., Any]:
     return load_combined_loader_states
 
 
-def _set_up(original: Callable[..., Any]) -> Callable[..., Any]:
+def _restored(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def setup_data(self: Any) -> None:
-        original(self)
+    def run(self: Any) -> None:
         if carried := getattr(self.trainer, "_kgorch", None):
             carried.set_up()
+        original(self)
 
-    return setup_data
+    return run
 
 
 def _marked(original: Callable[..., Any]) -> Callable[..., Any]:

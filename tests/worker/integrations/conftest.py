@@ -21,7 +21,7 @@ def lightning(monkeypatch):
     for owner, name in (
         (_AutomaticOptimization, "_make_closure"),
         (fit_loop._FitLoop, "_load_combined_loader_states"),
-        (fit_loop._FitLoop, "setup_data"),
+        (fit_loop._FitLoop, "run"),
         (evaluation_loop._EvaluationLoop, "run"),
         (_SignalConnector, "register_signal_handlers"),
         (trainer.Trainer, "fit"),

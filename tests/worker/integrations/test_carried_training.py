@@ -261,6 +261,7 @@ class Reports(list):
     """In place of a session: what is reported, and at how many boundaries."""
 
     resumed, steps = False, 0
+    world_size, device = 1, torch.device("cpu")
 
     def boundary(self, **_):
         self.steps += 1

@@ -11,7 +11,7 @@ import pytest
 import torch
 from cut_session import Cut, CutSession
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from kgorch.worker import session_end
 from kgorch.worker.integrations import accelerate_loop, carrier, transformers_trainer
@@ -426,3 +426,67 @@ def test_the_best_checkpoint_of_lightning_stays_the_best_where_the_logger_gives_
 
     whole, resumed = whole_and_resumed(carried, script, cut_at=8)
     assert resumed == whole
+
+
+class Stream(IterableDataset):
+    """Numbers in another order each time, without a length."""
+
+    def __iter__(self):
+        return iter(torch.randperm(12)[:, None, None].float())
+
+
+def lightning_module_that_remembers(library):
+    class Module(lightning_module(library)):
+        """Attribute `seen`: the samples of each batch."""
+
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def training_step(self, batch, index):
+            self.seen.append(batch[0].flatten().int().tolist())
+            return super().training_step(batch, index)
+
+    return Module
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("cut_at", [8, 11, 12], ids=["in an epoch", "before its last batch", "after it"])
+def test_a_loader_of_lightning_without_a_length_goes_on_at_its_batch(lightning, carried, cut_at):
+    """Lightning reads one batch ahead of it, the first one before the training has begun."""
+
+    class Module(lightning_module_that_remembers(lightning)):
+        validated = 0
+
+        def validation_step(self, batch, index):
+            self.validated += 1
+
+    def script():
+        module = Module()
+        loader = DataLoader(Stream(), 2, collate_fn=lambda rows: [torch.cat(rows)])
+        lightning_trainer_of(lightning, num_sanity_val_steps=0).fit(module, loader, DataLoader(numbers(2), 2))
+        return module.seen, weights_of(module), module.validated
+
+    (steps, whole), (_, resumed) = whole_and_resumed(carried, script, cut_at)
+    assert steps == 18 and whole[2] == 3
+    assert resumed == (whole[0][cut_at:], whole[1], 3 - cut_at // 6)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_schedule_of_lightning_over_all_steps_is_restored_with_its_optimizer(lightning, carried):
+    """`estimated_stepping_batches` loads the training data before there is an optimizer."""
+
+    class Module(lightning_module(lightning)):
+        def configure_optimizers(self):
+            optimizer, total = super().configure_optimizers(), self.trainer.estimated_stepping_batches
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=total)
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    def script():
+        module = Module()
+        lightning_trainer_of(lightning).fit(module, DataLoader(numbers(12), 2, shuffle=True))
+        return weights_of(module)
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at=8)
+    assert resumed == whole and whole[0] == 18
+    assert "optimizer0" in carried.session._state.tracked.things
