@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from kgorch.worker.checkpoint import state_codec
 from kgorch.worker.data.followed_loader import FollowedLoader
 from kgorch.worker.integrations import carrier, lightning_checkpoint, lightning_steps
 from kgorch.worker.session import Session
@@ -34,6 +35,7 @@ def adapt(module: ModuleType) -> None:
     automatic._make_closure = lightning_steps.in_parts(automatic._make_closure)
     fit_loop._load_combined_loader_states = _followed(fit_loop._load_combined_loader_states)
     fit_loop.run = _restored(fit_loop.run)
+    fit_loop.on_advance_start = _begun(fit_loop.on_advance_start)
     evaluation_loop.run = _marked(evaluation_loop.run)
     signals.register_signal_handlers = _unless_carried(signals.register_signal_handlers)
     trainer: Any = module.Trainer
@@ -143,10 +145,14 @@ class TrainingLoader(FollowedLoader):
 
 
 class LightningCarrier:
-    """What carries one training."""
+    """What carries one training.
 
-    def __init__(self, trainer: Any, session: Session) -> None:
-        self._trainer, self.session = trainer, session
+    Args:
+        root: import name of the library.
+    """
+
+    def __init__(self, trainer: Any, session: Session, root: str) -> None:
+        self._trainer, self.session, self._root = trainer, session, root
         self._without_folder = [item for item in trainer.callbacks if getattr(item, "dirpath", "") is None]
         self._loaders: list[TrainingLoader] = []
         self._is_running = self._is_set_up = False
@@ -174,10 +180,9 @@ class LightningCarrier:
             return
         self._is_set_up = True
         self.follow(loop._combined_loader)  # loaded before, as by `trainer.estimated_stepping_batches`
-        optimizers = {f"optimizer{number}": item for number, item in enumerate(trainer.optimizers)}
         self.session.track(
             model=carrier.trainable(trainer.lightning_module),
-            **optimizers,
+            **self._optimizers(),
             lightning=LightningParts(
                 trainer, self._without_folder, lambda what: self.session.note_exactness(hooks=what)
             ),
@@ -200,6 +205,30 @@ class LightningCarrier:
         iter(fetcher)
         if fetcher.length is None and len(self._loaders) > 1:
             self.session.note_exactness(loop=READ_TOGETHER)
+
+    def begin_epoch(self) -> None:
+        """Call `on_train_epoch_start` in the rest of an epoch, where Lightning from 2.5 on leaves it out.
+
+        What it sets is not in a checkpoint, as a list for the outputs of the epoch or the batches of a step. What it changes in
+        model and optimizers is: the epoch has begun with that, and it is undone.
+        """
+        trainer = self._trainer
+        if self._stepped is None or not getattr(trainer.fit_loop, "restarted_mid_epoch", False):
+            return
+        root, module = self._root, trainer.lightning_module
+        call = import_module(f"{root}.trainer.call")
+        hooks = [getattr(owner, "on_train_epoch_start", None) for owner in (module, *trainer.callbacks)]
+        is_known = all(str(getattr(hook, "__module__", "")).startswith(f"{root}.") for hook in hooks)
+        things = {} if is_known else {"model": module} | self._optimizers()
+        before = state_codec.capture(things)
+        # Copies on the CPU: a second state may not fit on the device.
+        copies = {name: tensor.to("cpu", copy=True) for name, tensor in before.tensors.items()}
+        call._call_callback_hooks(trainer, "on_train_epoch_start")
+        call._call_lightning_module_hook(trainer, "on_train_epoch_start")
+        state_codec.put_back(things, before, copies)
+
+    def _optimizers(self) -> dict[str, Any]:
+        return {f"optimizer{number}": item for number, item in enumerate(self._trainer.optimizers)}
 
     def begin_step(self) -> None:
         self.report()
@@ -262,7 +291,7 @@ def _carried_fit(original: Callable[..., Any], root: str) -> Callable[..., Any]:
         with carrier.carried_training(root.partition(".")[0]) as session:
             if session is None:
                 return original(self, *args, **kwargs)
-            self._kgorch = carried = LightningCarrier(self, session)
+            self._kgorch = carried = LightningCarrier(self, session, root)
             callback = _callback(root, carried)
             self.callbacks.insert(0, callback)
             if session.resumed:
@@ -296,6 +325,16 @@ def _restored(original: Callable[..., Any]) -> Callable[..., Any]:
         original(self)
 
     return run
+
+
+def _begun(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def on_advance_start(self: Any) -> None:
+        original(self)
+        if carried := getattr(self.trainer, "_kgorch", None):
+            carried.begin_epoch()
+
+    return on_advance_start
 
 
 def _marked(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,6 +22,7 @@ def lightning(monkeypatch):
         (_AutomaticOptimization, "_make_closure"),
         (fit_loop._FitLoop, "_load_combined_loader_states"),
         (fit_loop._FitLoop, "run"),
+        (fit_loop._FitLoop, "on_advance_start"),
         (evaluation_loop._EvaluationLoop, "run"),
         (_SignalConnector, "register_signal_handlers"),
         (trainer.Trainer, "fit"),

@@ -490,3 +490,31 @@ def test_a_schedule_of_lightning_over_all_steps_is_restored_with_its_optimizer(l
     whole, resumed = whole_and_resumed(carried, script, cut_at=8)
     assert resumed == whole and whole[0] == 18
     assert "optimizer0" in carried.session._state.tracked.things
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_rest_of_an_epoch_of_lightning_begins_with_its_hook_and_without_its_effect_on_the_weights(
+    lightning, carried
+):
+    from lightning.pytorch.callbacks import GradientAccumulationScheduler
+
+    class Module(lightning_module(lightning)):
+        def on_train_epoch_start(self):
+            self.outputs = []
+            torch.rand(1)
+            with torch.no_grad():
+                self.net.weight.mul_(0.9)
+            self.optimizers().param_groups[0]["lr"] *= 0.9
+
+        def training_step(self, batch, index):
+            self.outputs.append(index)
+            return super().training_step(batch, index) * torch.rand(1)
+
+    def script():
+        module = Module()
+        trainer = lightning_trainer_of(lightning, callbacks=[GradientAccumulationScheduler({0: 1, 1: 2})])
+        trainer.fit(module, DataLoader(numbers(12), 2, shuffle=True))
+        return weights_of(module)
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at=8)
+    assert resumed == whole and whole[0] == 12
