@@ -3,7 +3,8 @@
 What `accelerator.prepare` has returned is tracked, and its loaders are followed. A step begins where the training loader is asked
 for a batch after an optimizer has stepped. The script begins with its first epoch also where the run continues: then the
 training loader is empty for the epochs that are done, the other loaders give one batch, and the state is restored before the
-first batch that is left. So what the script computes in those epochs does not count, and neither does what it keeps in plain
+first batch that is left. Where the training is over, the state is restored before the first batch of any loader, and the training
+loader stays empty. So what the script computes in those epochs does not count, and neither does what it keeps in plain
 variables.
 """
 
@@ -92,6 +93,8 @@ class AccelerateCarrier:
 
     def before_batch(self, name: str) -> None:
         """A loader is asked for a batch."""
+        if self.session.resumed.is_finished:  # an evaluation after the training
+            return
         if self._has_boundary and not self.session.is_step_done:
             return
         if self._has_boundary and self.driver is None:
@@ -127,6 +130,10 @@ class StepLoader(FollowedLoader):
 
     def __iter__(self) -> Iterator[Any]:
         carried = self._carrier
+        if carried.session.resumed.is_finished:
+            if not carried.is_begun:
+                carried.begin()
+            return iter(()) if self.name == carried.driver else iter(self._loader)
         if not carried.is_begun and carried.driver is not None:
             if self.name != carried.driver:
                 return itertools.islice(iter(self._loader), 1)

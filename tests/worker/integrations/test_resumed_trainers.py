@@ -45,6 +45,7 @@ def accelerated(monkeypatch):
         )
         torch.manual_seed(3)
         returned = script(library.Accelerator(cpu=True))
+        run.session = made[0]
         session_end.end(None)
         return made[0].step, returned
 
@@ -518,3 +519,24 @@ def test_the_rest_of_an_epoch_of_lightning_begins_with_its_hook_and_without_its_
 
     whole, resumed = whole_and_resumed(carried, script, cut_at=8)
     assert resumed == whole and whole[0] == 12
+
+
+@pytest.mark.parametrize("stops_early", [True, False])
+def test_a_training_around_accelerate_that_is_over_stays_finished_with_its_weights(accelerated, stops_early):
+    def script(accelerator):
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+        train, other = DataLoader(numbers(12), 2, shuffle=True), DataLoader(numbers(6), 2)
+        model, optimizer, train, other = accelerator.prepare(model, optimizer, train, other)
+        for epoch in range(3):
+            for number, batch in enumerate(train):
+                train_batch(accelerator, model, optimizer, batch)
+                if stops_early and (epoch, number) == (1, 3):
+                    break
+            if stops_early and epoch == 1:
+                break
+        return weights_of(model), len(list(other))
+
+    whole = accelerated(script)
+    assert whole[0] == (10 if stops_early else 18)
+    assert accelerated(script, saved=accelerated.session.saved(is_final=True)) == whole
