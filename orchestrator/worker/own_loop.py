@@ -56,7 +56,7 @@ class OwnLoop:
         self._loop.begin_step()
 
     def close(self) -> None:
-        """The loop is over: count its last step."""
+        """The loop is over: count its last step. Where an earlier session has done all, what follows begins as it did there."""
         if self._is_begun:
             self._is_begun = False
             for loader in self._state.followed.values():
@@ -64,6 +64,8 @@ class OwnLoop:
             self._loop.end_own(self._samples_of_step())
             if not self._loop.counts_epochs:
                 self._end_epoch()
+        elif self._loop.is_trained:
+            self._loop.restore_random_states()
 
     def _end_epoch(self) -> None:
         """Count the last epoch, which no boundary follows."""

@@ -146,7 +146,7 @@ class StepLoop:
         state, at = self._state, self._state.position
         source = self._source(loader)
         source.seek(at.epoch, at.batch)
-        self._restore_random_states()
+        self.restore_random_states()
         batches = source.parts()  # a fast-forward happens here, so it counts as no step's time
         if state.foreign_loader is not None:
             at.batch = state.foreign_loader.batch
@@ -174,7 +174,7 @@ class StepLoop:
             share: samples of this rank's share of a step; 0 where it is not known.
         """
         state, point, self._is_own = self._state, self._point, True
-        self._restore_random_states()
+        self.restore_random_states()
         if point.needs_warmup:
             # The step cannot be run twice: its batch is the script's.
             point.needs_warmup = False
@@ -214,8 +214,8 @@ class StepLoop:
         self._state.marker.enter("evaluation")
         self._save_best()
 
-    def _restore_random_states(self) -> None:
-        """Once, before the first step after a resume."""
+    def restore_random_states(self) -> None:
+        """Once, before the first step after a resume, or at the end of a session without a step."""
         if self._point.rng:
             rng_state.restore(self._point.rng, self._state.member.device)
             self._point.rng = None

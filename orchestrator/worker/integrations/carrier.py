@@ -55,7 +55,8 @@ def carried_training(library: str) -> Iterator[Session | None]:
     launch = worker.launch()
     if launch is None or session_end.is_open() or _carried:
         if launch is not None and _carried and not session_end.is_open():
-            what = "a second training in the same script is not saved by kgorch: make it a stage of its own"
+            what = "a second training in the same script is not saved by kgorch and begins anew in each session"
+            what += ": make it a stage of its own"
             print(f"kgorch: {what}", file=sys.stderr, flush=True)
         yield None
         return

@@ -131,6 +131,7 @@ def carried(monkeypatch):
             made.append(CutSession(cut_at, saved))
             yield made[0]
             made[0].end()
+            run.finished = made[0].saved(is_final=True)
 
         monkeypatch.setattr(carrier, "carried_training", training)
         torch.manual_seed(3)
@@ -540,3 +541,30 @@ def test_a_training_around_accelerate_that_is_over_stays_finished_with_its_weigh
     whole = accelerated(script)
     assert whole[0] == (10 if stops_early else 18)
     assert accelerated(script, saved=accelerated.session.saved(is_final=True)) == whole
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("cut_at", [8, None], ids=["cut in the first one", "cut in the second one"])
+@pytest.mark.parametrize("library", ["lightning", "transformers"])
+def test_a_second_training_of_the_script_begins_as_it_did_in_an_uninterrupted_one(request, carried, library, cut_at):
+    """As the folds of a cross-validation: it is not saved, and begins anew in each session."""
+    module = request.getfixturevalue(library)
+
+    def script():
+        folds = []
+        for _ in range(2):
+            if library == "lightning":
+                model = lightning_module(module)()
+                lightning_trainer_of(module).fit(model, DataLoader(numbers(12), 2, shuffle=True))
+            else:
+                model = Line()
+                transformers_trainer_of(module, model).train()
+            folds.append(weights_of(model))
+        return folds
+
+    if cut_at:
+        whole, resumed = whole_and_resumed(carried, script, cut_at)
+    else:
+        whole = carried(script)
+        resumed = carried(script, saved=carried.finished)
+    assert resumed == whole and whole[1][0] != whole[1][1]
