@@ -63,12 +63,16 @@ class ClosureInParts:
         return loss
 
 
-def in_parts(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`_AutomaticOptimization._make_closure`, of a training that is carried."""
+def in_parts(original: Callable[..., Any], carrier_of: Callable[[Any], Any]) -> Callable[..., Any]:
+    """`_AutomaticOptimization._make_closure`, of a training that is carried.
+
+    Args:
+        carrier_of: of a Trainer; None where its loop is not carried.
+    """
 
     @functools.wraps(original)
     def make_closure(self: Any, kwargs: Any, *args: Any) -> Any:
-        closure, carried = original(self, kwargs, *args), getattr(self.trainer, "_kgorch", None)
+        closure, carried = original(self, kwargs, *args), carrier_of(self.trainer)
         if not carried or not _can_be_divided(kwargs):
             return closure
 

@@ -32,7 +32,7 @@ def adapt(module: ModuleType) -> None:
     evaluation_loop: Any = import_module(f"{root}.loops.evaluation_loop")._EvaluationLoop
     signals: Any = import_module(f"{root}.trainer.connectors.signal_connector")._SignalConnector
     automatic: Any = import_module(f"{root}.loops.optimization.automatic")._AutomaticOptimization
-    automatic._make_closure = lightning_steps.in_parts(automatic._make_closure)
+    automatic._make_closure = lightning_steps.in_parts(automatic._make_closure, _carrier_of)
     fit_loop._load_combined_loader_states = _followed(fit_loop._load_combined_loader_states)
     fit_loop.run = _restored(fit_loop.run)
     fit_loop.on_advance_start = _begun(fit_loop.on_advance_start)
@@ -149,10 +149,14 @@ class LightningCarrier:
 
     Args:
         root: import name of the library.
+
+    Attributes:
+        callback: what calls `begin_step`, among the Trainer's callbacks.
     """
 
     def __init__(self, trainer: Any, session: Session, root: str) -> None:
         self._trainer, self.session, self._root = trainer, session, root
+        self.callback = _callback(root, self)
         self._without_folder = [item for item in trainer.callbacks if getattr(item, "dirpath", "") is None]
         self._loaders: list[TrainingLoader] = []
         self._is_running = self._is_set_up = False
@@ -267,6 +271,13 @@ def _is_same(one: Any, other: Any) -> bool:
     return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.data_ptr() == other.data_ptr()
 
 
+def _carrier_of(trainer: Any) -> LightningCarrier | None:
+    """What carries the loop that runs; None in the search of a LearningRateFinder or BatchSizeFinder, which runs the same loop
+    with other callbacks and undoes all of it."""
+    carried: LightningCarrier | None = getattr(trainer, "_kgorch", None)
+    return carried if carried and any(item is carried.callback for item in trainer.callbacks) else None
+
+
 def _callback(root: str, carried: LightningCarrier) -> Any:
     base: Any = import_module(f"{root}.callbacks").Callback
 
@@ -292,14 +303,13 @@ def _carried_fit(original: Callable[..., Any], root: str) -> Callable[..., Any]:
             if session is None:
                 return original(self, *args, **kwargs)
             self._kgorch = carried = LightningCarrier(self, session, root)
-            callback = _callback(root, carried)
-            self.callbacks.insert(0, callback)
+            self.callbacks.insert(0, carried.callback)
             if session.resumed:
                 kwargs.pop("ckpt_path", None)  # an older state than kgorch's
             try:
                 return original(self, *args, **kwargs)
             finally:
-                self.callbacks.remove(callback)
+                self.callbacks = [item for item in self.callbacks if item is not carried.callback]
                 self._kgorch = None
 
     return fit
@@ -310,7 +320,7 @@ def _followed(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def load_combined_loader_states(self: Any) -> None:
-        if carried := getattr(self.trainer, "_kgorch", None):
+        if carried := _carrier_of(self.trainer):
             carried.follow(self._combined_loader)
         original(self)
 
@@ -320,7 +330,7 @@ def _followed(original: Callable[..., Any]) -> Callable[..., Any]:
 def _restored(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def run(self: Any) -> None:
-        if carried := getattr(self.trainer, "_kgorch", None):
+        if carried := _carrier_of(self.trainer):
             carried.set_up()
         original(self)
 
@@ -331,7 +341,7 @@ def _begun(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def on_advance_start(self: Any) -> None:
         original(self)
-        if carried := getattr(self.trainer, "_kgorch", None):
+        if carried := _carrier_of(self.trainer):
             carried.begin_epoch()
 
     return on_advance_start
@@ -340,7 +350,7 @@ def _begun(original: Callable[..., Any]) -> Callable[..., Any]:
 def _marked(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def run(self: Any) -> Any:
-        carried = getattr(self.trainer, "_kgorch", None)
+        carried = _carrier_of(self.trainer)
         if not carried:
             return original(self)
         counts = not self.trainer.sanity_checking

@@ -568,3 +568,31 @@ def test_a_second_training_of_the_script_begins_as_it_did_in_an_uninterrupted_on
         whole = carried(script)
         resumed = carried(script, saved=carried.finished)
     assert resumed == whole and whole[1][0] != whole[1][1]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("searched", ["learning rate", "batch size"])
+def test_the_search_of_a_callback_of_lightning_is_no_part_of_the_training(lightning, carried, searched):
+    """It runs the loop of the training before the training does."""
+    from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+
+    class Module(lightning_module_that_remembers(lightning)):
+        batch_size = 2
+
+        def train_dataloader(self):
+            return DataLoader(numbers(12), self.batch_size, shuffle=True)
+
+    def script():
+        module = Module()
+        finder = LearningRateFinder(num_training_steps=20, early_stop_threshold=None)
+        if searched == "batch size":
+            finder = BatchSizeFinder(steps_per_trial=1, max_trials=2)
+        lightning_trainer_of(lightning, callbacks=[finder]).fit(module)
+        return module.lr, module.batch_size, module.seen, weights_of(module)
+
+    (steps, whole), (resumed_to, resumed) = whole_and_resumed(carried, script, cut_at=5)
+    assert steps == resumed_to == (18 if searched == "learning rate" else 9)
+    assert (whole[0] != 0.1) == (searched == "learning rate") and whole[1] == (2 if steps == 18 else 4)
+    tried = len(whole[2]) - steps
+    assert resumed == (*whole[:2], whole[2][:tried] + whole[2][tried + 5 :], whole[3])
+    assert carried.session._state.position.samples == 12 * 3 - 5 * whole[1]
