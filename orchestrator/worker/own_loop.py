@@ -110,6 +110,9 @@ class OwnLoop:
         return followed
 
     def add(self, followed: FollowedLoader, name: str) -> None:
-        """Keep the position of this loader."""
+        """Keep the position of this loader, in place of one that had the name before."""
+        if (replaced := self._state.followed.get(name)) is not None:
+            replaced.at_boundary(is_first=False, open_batches=0)  # all that it has given is used
+            self._used -= replaced.samples_used
         self._state.followed[name] = followed
         self._loop.resume_followed()

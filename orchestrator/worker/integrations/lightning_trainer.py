@@ -60,6 +60,7 @@ class LightningParts:
             "callbacks": {item.state_key: saved for item in trainer.callbacks if (saved := item.state_dict())},
             "schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
             "precision": trainer.precision_plugin.state_dict(),
+            "loaded_at": max(0, trainer.fit_loop._last_train_dl_reload_epoch),
             "progress": {"epoch": trainer.current_epoch, "global_step": trainer.global_step},
             "datamodule": self._savable(trainer.datamodule.state_dict() if trainer.datamodule else {}),
         }
@@ -140,6 +141,11 @@ class TrainingLoader(FollowedLoader):
 
     is_open = False
 
+    @property
+    def loader(self) -> Any:
+        """The one that is followed."""
+        return self._loader
+
     def __iter__(self) -> Iterator[Any]:
         return super().__iter__() if self.is_open else iter(())
 
@@ -165,13 +171,17 @@ class LightningCarrier:
         """The newest reported tensor of each name: held, so that no other tensor gets its address."""
 
     def follow(self, combined: Any) -> None:
-        """Follow the training loaders, before the loop of the training iterates them."""
-        if self._is_running and not self._loaders:
-            session = self.session
-            self._loaders = [TrainingLoader(item, session.world_size, session.device) for item in combined.flattened]
-            for number, loader in enumerate(self._loaders):
-                session.add_followed(loader, f"train{number}")
-            combined.flattened = self._loaders
+        """Follow the training loaders, before the loop of the training iterates them: the first ones, and those loaded anew."""
+        if not self._is_running:
+            return
+        session, epoch = self.session, self._trainer.current_epoch
+        loaders = [item.loader if isinstance(item, TrainingLoader) else item for item in combined.flattened]
+        self._loaders = [TrainingLoader(item, session.world_size, session.device) for item in loaders]
+        for number, loader in enumerate(self._loaders):
+            loader.start_at(epoch, 0)
+            loader.is_open = self._is_set_up
+            session.add_followed(loader, f"train{number}")
+        combined.flattened = self._loaders
 
     def set_up(self) -> None:
         """Restore the state, once."""
@@ -182,8 +192,10 @@ class LightningCarrier:
         loop.setup_data()
         if loop._combined_loader is None:
             return
-        self._is_set_up = True
-        self.follow(loop._combined_loader)  # loaded before, as by `trainer.estimated_stepping_batches`
+        if not self._loaders:  # loaded before, as by `trainer.estimated_stepping_batches`
+            self.follow(loop._combined_loader)
+        if self.session.resumed and trainer.reload_dataloaders_every_n_epochs:
+            self._load_data_of(self.session.resumed.state("lightning").get("loaded_at", 0))
         self.session.track(
             model=carrier.trainable(trainer.lightning_module),
             **self._optimizers(),
@@ -205,10 +217,20 @@ class LightningCarrier:
         for loader in self._loaders:
             loader.start_at(trainer.current_epoch, 0)  # of a checkpoint of Lightning's own
             loader.is_open = True
+        self._is_set_up = True
         fetcher = loop._data_fetcher
         iter(fetcher)
         if fetcher.length is None and len(self._loaders) > 1:
             self.session.note_exactness(loop=READ_TOGETHER)
+
+    def _load_data_of(self, epoch: int) -> None:
+        """Load the training data as the Trainer has loaded them last, at the beginning of this epoch. The restore follows."""
+        loop = self._trainer.fit_loop
+        progress = loop.epoch_progress.current
+        now, progress.completed = progress.completed, epoch
+        loop._combined_loader = None
+        loop.setup_data()
+        progress.completed = now
 
     def begin_epoch(self) -> None:
         """Call `on_train_epoch_start` in the rest of an epoch, where Lightning from 2.5 on leaves it out.

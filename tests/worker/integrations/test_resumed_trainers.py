@@ -454,19 +454,26 @@ def lightning_module_that_remembers(library):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("cut_at", [8, 11, 12], ids=["in an epoch", "before its last batch", "after it"])
-def test_a_loader_of_lightning_without_a_length_goes_on_at_its_batch(lightning, carried, cut_at):
+@pytest.mark.parametrize("every", [0, 1], ids=["loaded once", "loaded for each epoch"])
+def test_a_loader_of_lightning_without_a_length_goes_on_at_its_batch(lightning, carried, every, cut_at):
     """Lightning reads one batch ahead of it, the first one before the training has begun."""
 
     class Module(lightning_module_that_remembers(lightning)):
         validated = 0
+
+        def train_dataloader(self):
+            return DataLoader(Stream(), 2, collate_fn=lambda rows: [torch.cat(rows)])
+
+        def val_dataloader(self):
+            return DataLoader(numbers(2), 2)
 
         def validation_step(self, batch, index):
             self.validated += 1
 
     def script():
         module = Module()
-        loader = DataLoader(Stream(), 2, collate_fn=lambda rows: [torch.cat(rows)])
-        lightning_trainer_of(lightning, num_sanity_val_steps=0).fit(module, loader, DataLoader(numbers(2), 2))
+        options = {"num_sanity_val_steps": 0, "reload_dataloaders_every_n_epochs": every}
+        lightning_trainer_of(lightning, **options).fit(module)
         return module.seen, weights_of(module), module.validated
 
     (steps, whole), (_, resumed) = whole_and_resumed(carried, script, cut_at)
@@ -596,3 +603,23 @@ def test_the_search_of_a_callback_of_lightning_is_no_part_of_the_training(lightn
     tried = len(whole[2]) - steps
     assert resumed == (*whole[:2], whole[2][:tried] + whole[2][tried + 5 :], whole[3])
     assert carried.session._state.position.samples == 12 * 3 - 5 * whole[1]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("cut_at", [3, 14, 19])
+@pytest.mark.parametrize("every", [1, 2])
+def test_training_data_that_lightning_loads_anew_go_on_at_their_batch(lightning, carried, every, cut_at):
+    class Module(lightning_module_that_remembers(lightning)):
+        def train_dataloader(self):
+            first = 100.0 * self.trainer.current_epoch
+            return DataLoader(TensorDataset(torch.arange(first, first + 12)[:, None]), 2, shuffle=True)
+
+    def script():
+        module = Module()
+        trainer = lightning_trainer_of(lightning, max_epochs=5, reload_dataloaders_every_n_epochs=every)
+        trainer.fit(module)
+        return module.seen, weights_of(module)
+
+    (steps, whole), (_, resumed) = whole_and_resumed(carried, script, cut_at)
+    assert steps == 30 and max(whole[0][-1]) >= 400 and resumed == (whole[0][cut_at:], whole[1])
+    assert carried.session._state.position.samples == 2 * (30 - cut_at)
