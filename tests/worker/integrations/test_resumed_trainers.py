@@ -623,3 +623,23 @@ def test_training_data_that_lightning_loads_anew_go_on_at_their_batch(lightning,
     (steps, whole), (_, resumed) = whole_and_resumed(carried, script, cut_at)
     assert steps == 30 and max(whole[0][-1]) >= 400 and resumed == (whole[0][cut_at:], whole[1])
     assert carried.session._state.position.samples == 2 * (30 - cut_at)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("cut_at", [1, 3])
+def test_the_last_batches_of_an_epoch_of_transformers_without_a_length_come_again(transformers, carried, cut_at):
+    """Those of the epoch's last step are fewer: the loader is at its end before the step begins."""
+
+    class Rows(IterableDataset):
+        def __iter__(self):
+            return iter([{"x": row[0]} for row in Stream()])
+
+    def script():
+        model = Line()
+        trainer = transformers_trainer_of(transformers, model, max_steps=6, gradient_accumulation_steps=4)
+        trainer.train_dataset = Rows()
+        trainer.train()
+        return model.seen, weights_of(model)
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at)
+    assert resumed == (6, (whole[1][0][6 * cut_at - 2 :], whole[1][1])) and len(whole[1][0]) == 34
