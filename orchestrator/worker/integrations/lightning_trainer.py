@@ -232,25 +232,30 @@ class LightningCarrier:
         loop.setup_data()
         progress.completed = now
 
-    def begin_epoch(self) -> None:
-        """Call `on_train_epoch_start` in the rest of an epoch, where Lightning from 2.5 on leaves it out.
+    def begin_epoch(self, begin: Callable[[], None]) -> None:
+        """Begin an epoch or the rest of one, of which Lightning from 2.5 on leaves out `on_train_epoch_start`.
 
-        What it sets is not in a checkpoint, as a list for the outputs of the epoch or the batches of a step. What it changes in
+        What that sets is not in a checkpoint, as a list for the outputs of the epoch or the batches of a step. What it changes in
         model and optimizers is: the epoch has begun with that, and it is undone.
+
+        Args:
+            begin: what Lightning does.
         """
         trainer = self._trainer
-        if self._stepped is None or not getattr(trainer.fit_loop, "restarted_mid_epoch", False):
+        if self._stepped is None:
+            begin()
             return
-        root, module = self._root, trainer.lightning_module
-        call = import_module(f"{root}.trainer.call")
+        call, module = import_module(f"{self._root}.trainer.call"), trainer.lightning_module
         hooks = [getattr(owner, "on_train_epoch_start", None) for owner in (module, *trainer.callbacks)]
-        is_known = all(str(getattr(hook, "__module__", "")).startswith(f"{root}.") for hook in hooks)
+        is_known = all(str(getattr(hook, "__module__", "")).startswith(f"{self._root}.") for hook in hooks)
         things = {} if is_known else {"model": module} | self._optimizers()
         before = state_codec.capture(things)
         # Copies on the CPU: a second state may not fit on the device.
         copies = {name: tensor.to("cpu", copy=True) for name, tensor in before.tensors.items()}
-        call._call_callback_hooks(trainer, "on_train_epoch_start")
-        call._call_lightning_module_hook(trainer, "on_train_epoch_start")
+        begin()
+        if getattr(trainer.fit_loop, "restarted_mid_epoch", False):
+            call._call_callback_hooks(trainer, "on_train_epoch_start")
+            call._call_lightning_module_hook(trainer, "on_train_epoch_start")
         state_codec.put_back(things, before, copies)
 
     def _optimizers(self) -> dict[str, Any]:
@@ -362,9 +367,10 @@ def _restored(original: Callable[..., Any]) -> Callable[..., Any]:
 def _begun(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def on_advance_start(self: Any) -> None:
-        original(self)
         if carried := _carrier_of(self.trainer):
-            carried.begin_epoch()
+            carried.begin_epoch(functools.partial(original, self))
+        else:
+            original(self)
 
     return on_advance_start
 
