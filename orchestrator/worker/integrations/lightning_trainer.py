@@ -8,7 +8,7 @@ none of them has begun. The loops believe that they restart from a checkpoint of
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from kgorch.worker.checkpoint import state_codec
-from kgorch.worker.data.followed_loader import FollowedLoader
 from kgorch.worker.integrations import carrier, lightning_checkpoint, lightning_steps
+from kgorch.worker.integrations.lightning_loader import TrainingLoader
 from kgorch.worker.session import Session
 
 READ_TOGETHER = (
@@ -129,25 +129,6 @@ class LightningParts:
                     flush=True,
                 )
         return trusted
-
-
-class TrainingLoader(FollowedLoader):
-    """A training loader.
-
-    Attributes:
-        is_open: it gives its batches. Before the state is restored it gives none: of a loader without a length the Trainer reads
-            one batch ahead when it creates the iterators.
-    """
-
-    is_open = False
-
-    @property
-    def loader(self) -> Any:
-        """The one that is followed."""
-        return self._loader
-
-    def __iter__(self) -> Iterator[Any]:
-        return super().__iter__() if self.is_open else iter(())
 
 
 class LightningCarrier:

@@ -1,0 +1,27 @@
+"""A training loader of Lightning's Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from kgorch.worker.data.followed_loader import FollowedLoader
+
+
+class TrainingLoader(FollowedLoader):
+    """A training loader.
+
+    Attributes:
+        is_open: it gives its batches. Before the state is restored it gives none: of a loader without a length the Trainer reads
+            one batch ahead when it creates the iterators.
+    """
+
+    is_open = False
+
+    @property
+    def loader(self) -> Any:
+        """The one that is followed."""
+        return self._loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return super().__iter__() if self.is_open else iter(())
