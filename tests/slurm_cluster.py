@@ -111,6 +111,16 @@ class Cluster:
         self.ask("scancel", "--user=root")
         wait_until(lambda: not self.ask("squeue", "-h"), what="no job left")
 
+    def stop_controller(self) -> None:
+        """As its administrator does: the jobs run on."""
+        [controller] = [one for one in self.processes if str(one.args[0]).endswith("/slurmctld")]  # type: ignore[index]
+        self.processes.remove(controller)
+        controller.terminate()
+        controller.wait(timeout=60)
+
+    def start_controller(self) -> None:
+        self._run("slurmctld", "slurmctld", "-D")
+
     def stop(self) -> None:
         with contextlib.suppress(AssertionError):
             self.clear()

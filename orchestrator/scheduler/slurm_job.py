@@ -12,7 +12,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,13 @@ ASK_S = 0.5
 
 SAVE_POLL_S = 2.0
 """Seconds between two looks for a request of `kgorch save`: one stat of a file on a shared disk."""
+
+CONTROLLER_AWAY_S, CONTROLLER_POLL_S = 1800.0, 5.0
+"""How long an answer of Slurm's controller is waited for after a session, and seconds between two questions.
+
+A restart or a failover of a controller takes minutes. Meanwhile nobody ends this job at its time limit, for the controller does
+that; once it is back, it leaves a job KillWait (30 s by default) after its SIGTERM, which is enough for several questions.
+"""
 
 IGNORING = ("/bin/sh", "-c", "trap '' USR1 USR2; exec \"$@\"", "sh")
 """Starts a program that ignores these signals until it has handlers for them: by default they would end it."""
@@ -90,6 +99,7 @@ class _JobProcess:
         self._engine, self._run, self._row = engine, run, row
         self._child: subprocess.Popen[bytes] | None = None
         self._stop = threading.Event()
+        self._is_requeue_noted = False
 
     def run(self) -> int:
         for number in FORWARDED:
@@ -107,12 +117,46 @@ class _JobProcess:
             if self._stop.is_set():  # before anything was started
                 return self._conclude(Step(Follow.NOTHING, "stopped by the user"), int(ExitCode.SUSPENDED), None)
             code, supervisors = self._run_session(), supervisors + 1
-            view = self._view()
+            if (job_code := self.after_session(code, supervisors)) is not None:
+                return job_code
+
+    def after_session(self, code: int, supervisors: int) -> int | None:
+        """Have follow what is to follow. Where that takes Slurm, wait for its controller, and decide by what it says then.
+
+        Returns: the exit code of the job; None where another supervisor follows in it.
+        """
+        end, until_s = self._session_end(code, supervisors), time.monotonic() + CONTROLLER_AWAY_S
+        while True:
+            view, trouble = self._look()
             event = job_event(view, self._row.restarts)
-            step = chain.next_step(self._session_end(code, supervisors), event, chains=self._row.requeue)
+            step = chain.next_step(
+                replace(end, is_stop_requested=self._is_stop_requested()), event, chains=self._row.requeue
+            )
             say(f"the session ended with {code}, the job is {event.value}; {_FOLLOWS[step.follow]}: {step.why}")
-            if step.follow is not Follow.SUPERVISOR:
+            if step.follow is Follow.SUPERVISOR:
+                return None
+            try:
+                if trouble and step.follow is not Follow.NOTHING:
+                    raise trouble
                 return self._conclude(step, code, view)
+            except SlurmUnavailable as error:
+                if time.monotonic() >= until_s or not commands.are_installed():
+                    return self._give_up(
+                        f"Slurm was not reached after a session ({error.what}), and nothing continues the run:"
+                        " type kgorch slurm submit PLAN"
+                    )
+                say(f"{error.headline}; it is asked again")
+            self._stop.wait(CONTROLLER_POLL_S)
+
+    def _is_stop_requested(self) -> bool:
+        """By a signal; or by the row alone, where the controller was away and could not deliver one."""
+        if self._stop.is_set():
+            return True
+        try:
+            newest = slurm_jobs.newest(self._engine, self._run.id)
+        except SQLAlchemyError:
+            return False
+        return newest is not None and newest.stop_at is not None and newest.job in ("", self._row.job)
 
     def _is_this_start(self, row: SlurmJobInfo) -> bool:
         return row.id == self._row.id and row.ended_at is None
@@ -159,12 +203,11 @@ class _JobProcess:
                 say(f"requests of kgorch save are no longer looked for: {error}")
                 return
 
-    def _view(self) -> JobView | None:
+    def _look(self) -> tuple[JobView | None, SlurmUnavailable | None]:
         try:
-            return commands.show(self._row.job)
+            return commands.show(self._row.job), None
         except SlurmUnavailable as error:
-            say(f"Slurm does not answer: {error.headline}")
-            return None
+            return None, error
 
     def _session_end(self, code: int, supervisors: int) -> SessionEnd:
         try:
@@ -176,7 +219,6 @@ class _JobProcess:
         return SessionEnd(
             code,
             last.reason if last else Reason.NONE,
-            is_stop_requested=self._stop.is_set(),
             supervisors=supervisors,
             fruitless=waits.failed_starts if waits else 0,
             resume_at=waits.due_at if waits else None,
@@ -211,6 +253,8 @@ class _JobProcess:
         try:
             commands.requeue(self._row.job)
             return 0
+        except SlurmUnavailable:
+            raise
         except SlurmError as error:  # its partition, or the site, does not allow it
             say(f"{error.headline}; a successor is submitted instead")
             return self._submit_successor(step)
@@ -223,16 +267,20 @@ class _JobProcess:
             row = jobs.submit(
                 self._engine, self._run, self._row.name, *options, requeue=self._row.requeue, follows=self._row
             )
+        except SlurmUnavailable:
+            raise
         except KgorchError as error:
-            why = f"no Slurm job could be submitted that continues it: {error.what}"
-            say(why)
-            newest = slurm_jobs.newest(self._engine, self._run.id)
-            if newest and newest.ended_at is None:
-                slurm_jobs.close(self._engine, newest, why)
-            self._fail(why)
-            return int(ExitCode.FAILED)
+            return self._give_up(f"no Slurm job could be submitted that continues it: {error.what}")
         say(f"job {row.job} follows")
         return 0
+
+    def _give_up(self, why: str) -> int:
+        say(why)
+        newest = slurm_jobs.newest(self._engine, self._run.id)
+        if newest and newest.ended_at is None:
+            slurm_jobs.close(self._engine, newest, why)
+        self._fail(why)
+        return int(ExitCode.FAILED)
 
     def _fail(self, why: str) -> None:
         """The run waits for a user, who is notified: nothing else would tell of it."""
@@ -240,8 +288,11 @@ class _JobProcess:
         notify_of_failure(self._run.id)
 
     def _note_requeued(self, why: str) -> None:
+        if self._is_requeue_noted:  # Slurm had not answered the first time
+            return
         facts = {"job": self._row.job, "restarts": self._row.restarts + 1, "why": why}
         sessions.add_event(self._engine, self._run.id, EventKind.SLURM_REQUEUED, facts)
+        self._is_requeue_noted = True
 
 
 _FOLLOWS = {

@@ -7,6 +7,8 @@ documentation says, while these options have been the same for ten years.
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 from collections.abc import Mapping
 from datetime import datetime
@@ -18,6 +20,17 @@ from kgorch.errors import KgorchError
 TIMEOUT_S = 30.0
 """A controller that is busy with its scheduler answers after seconds."""
 
+UNANSWERED = re.compile(
+    "contact slurm controller|socket timed out|zero bytes were transmitted|in standby mode|message (send|receive) failure"
+    "|communication (connection|shutdown) failure|connection (refused|reset|timed out)|temporar(y|ily) (failure|unavailable)"
+    "|munge (en|de)code failed|protocol authentication error",
+    re.IGNORECASE,
+)
+"""Of a command that has not reached the controller or got no answer: texts of slurm_errno.c (22.05), and of munge.
+
+What was asked may have been done all the same.
+"""
+
 STOP_SIGNAL = "USR2"
 """By which `kgorch stop` asks the process of a job (scheduler/slurm_job.py) to save and end."""
 
@@ -28,6 +41,10 @@ class SlurmError(KgorchError):
 
 class SlurmUnavailable(SlurmError):
     """Slurm's commands are not installed here, or the controller does not answer: nobody knows how the job is."""
+
+
+def are_installed() -> bool:
+    return shutil.which("scontrol") is not None
 
 
 def submit(script: Path, *options: str, environ: Mapping[str, str] = os.environ) -> str:
@@ -111,8 +128,9 @@ def _run(command: list[str], environ: Mapping[str, str] = os.environ) -> str:
         raise SlurmUnavailable(f"{command[0]}: {error}") from None
     if done.returncode:
         answer = " ".join(done.stderr.split())[:500] or f"exit status {done.returncode}"
-        kind = SlurmUnavailable if "contact slurm controller" in answer else SlurmError
-        raise kind(
+        if UNANSWERED.search(answer):
+            raise SlurmUnavailable(f"{command[0]}: {answer}", next_step="sinfo shows whether Slurm is up")
+        raise SlurmError(
             f"{command[0]} refused: {answer}", next_step="change what it names, or ask those who run the cluster"
         )
     return done.stdout

@@ -62,14 +62,18 @@ def submit(
     """Submit the run's batch script, which is written already.
 
     Args:
-        follows: the job that this one succeeds.
+        follows: the job that this one succeeds. A second call after SlurmUnavailable finds the successor, or submits it again.
     Raises: SlurmError; KgorchError where another process has just submitted one.
     """
+    job = None
     row = slurm_jobs.begin(engine, run.id, name=name, state=JobState.SUBMITTING, requeue=requeue, follows=follows)
     if row is None:
-        raise KgorchError(f"{run.name} has a Slurm job already", next_step=f"kgorch status {run.name}")
+        row = slurm_jobs.open_job(engine, run.id)
+        if not (row and follows and not row.job and row.follows == follows.job):
+            raise KgorchError(f"{run.name} has a Slurm job already", next_step=f"kgorch status {run.name}")
+        job = commands.find(row.name, row.follows)
     try:
-        job = commands.submit(job_folder(run) / "job.sh", *options)
+        job = job or commands.submit(job_folder(run) / "job.sh", *options)
     except SlurmUnavailable:
         raise  # it may have been submitted: the row stays, and the next look finds the job, or none
     except SlurmError:

@@ -21,6 +21,7 @@ from kgorch.db import runs, sessions, slurm_jobs
 from kgorch.errors import ExitCode, KgorchError
 from kgorch.limits import slurm_limit
 from kgorch.report import run_view
+from kgorch.scheduler import slurm_job
 from kgorch.slurm import commands, jobs
 from kgorch.slurm.commands import SlurmError, SlurmUnavailable
 
@@ -73,6 +74,84 @@ def test_a_controller_that_hangs_is_not_waited_for(answers, monkeypatch):
     answers(scontrol="exec sleep 20")
     with pytest.raises(SlurmUnavailable, match="has not answered"):
         commands.show("7")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation",
+        "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)",
+        "sbatch: error: Batch job submission failed: Zero Bytes were transmitted or received",
+        "sbatch: error: Slurm backup controller in standby mode",
+        "sbatch: error: Munge encode failed: Failed to connect to /run/munge/munge.socket.2: Connection refused",
+    ],
+)
+def test_a_command_whose_connection_failed_was_not_refused(answers, tmp_path, answer):
+    answers(sbatch=f"echo '{answer}' >&2; exit 1")
+    with pytest.raises(SlurmUnavailable):
+        commands.submit(tmp_path / "job.sh")
+
+
+@pytest.fixture
+def ended(engine, run, monkeypatch):
+    """What a job's process does after a session at a wall; nothing is waited for longer than a second."""
+    monkeypatch.setattr(slurm_job, "CONTROLLER_AWAY_S", 1.0)
+    monkeypatch.setattr(slurm_job, "CONTROLLER_POLL_S", 0.05)
+    monkeypatch.setattr(slurm_job, "notify_of_failure", lambda run_id: None)
+    row = slurm_jobs.save(engine, job_of(engine, run).id, state=JobState.RUNNING, restarts=2)
+    return lambda: slurm_job._JobProcess(engine, run, row).after_session(int(ExitCode.SUSPENDED), 1)
+
+
+def twice_away(tmp_path: Path, then: str, state: str) -> str:
+    """A command that is not answered twice."""
+    mark = tmp_path / state
+    return f"echo x >> {mark}; if [ $(wc -l < {mark}) -lt 3 ]; then {AWAY}; fi; {then}"
+
+
+def test_a_controller_that_comes_back_gets_the_requeue_that_it_missed(answers, engine, run, ended, tmp_path):
+    requeue = twice_away(tmp_path, "exit 0", "requeue")
+    answers(scontrol=f'if [ "$1" = requeue ]; then {requeue}; else {twice_away(tmp_path, RUNNING, "show")}; fi')
+    assert ended() == 0 and (tmp_path / "requeue").read_text().count("x") == 3
+    row = slurm_jobs.newest(engine, run.id)
+    assert (row.job, row.state, row.ended_at) == ("7", JobState.REQUEUED, None)
+    assert runs.by_id(engine, run.id).state == RunState.ACTIVE
+    assert [event.kind for event in sessions.events(engine, run.id, limit=9)] == [EventKind.SLURM_REQUEUED], (
+        "it is noted once"
+    )
+
+
+def test_a_successor_whose_submission_got_no_answer_is_found_or_submitted_again(answers, engine, run, ended, tmp_path):
+    refused = "echo 'Requested operation is presently disabled' >&2; exit 1"
+    scontrol = f'if [ "$1" = requeue ]; then {refused}; else {RUNNING}; fi'
+    answers(scontrol=scontrol, sbatch=twice_away(tmp_path, "echo 8", "submit"), squeue="true")
+    assert ended() == 0
+    row = slurm_jobs.newest(engine, run.id)
+    assert (row.job, row.follows, row.ended_at) == ("8", "7", None)
+    assert runs.by_id(engine, run.id).state == RunState.ACTIVE
+
+
+def test_a_controller_that_stays_away_fails_the_run_and_says_what_to_type(answers, engine, run, ended):
+    answers(scontrol=AWAY, sbatch=AWAY, squeue=AWAY)
+    assert ended() == ExitCode.FAILED
+    run = runs.by_id(engine, run.id)
+    assert run.state == RunState.FAILED and "type kgorch slurm submit PLAN" in run.why
+    row = slurm_jobs.newest(engine, run.id)
+    assert row.ended_at and row.why == run.why
+
+
+def test_commands_that_are_not_there_are_not_waited_for(engine, run, ended, monkeypatch, tmp_path):
+    monkeypatch.setattr(slurm_job, "CONTROLLER_AWAY_S", 1e6)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert ended() == ExitCode.FAILED
+    assert "there is no scontrol on this machine" in runs.by_id(engine, run.id).why
+
+
+def test_a_stop_while_the_controller_is_away_ends_the_chain(answers, engine, run, ended):
+    answers(scontrol=AWAY)
+    slurm_jobs.save(engine, slurm_jobs.newest(engine, run.id).id, stop_at=runs.now())  # the signal was not delivered
+    assert ended() == ExitCode.SUSPENDED
+    assert slurm_jobs.newest(engine, run.id).why == "stopped by the user"
+    assert runs.by_id(engine, run.id).state == RunState.ACTIVE
 
 
 def test_a_submission_that_is_refused_leaves_no_job(answers, engine, run):

@@ -152,6 +152,21 @@ def test_a_job_that_slurm_does_not_requeue_is_succeeded_by_another(cluster, kgor
 
 
 @pytest.mark.slow
+def test_a_controller_that_is_restarted_while_a_session_ends_does_not_end_the_chain(cluster, kgorch):
+    job = submit(kgorch)
+    training(kgorch, cluster)
+    cluster.stop_controller()
+    try:
+        suspend(kgorch)
+        wait_until(lambda: "it is asked again" in job_log(kgorch), within_s=120, what=job_log(kgorch))
+    finally:
+        cluster.start_controller()
+    second = training(kgorch, cluster, 2)
+    assert (second["slurm"]["job"], second["slurm"]["restarts"]) == (job, 1), job_log(kgorch)
+    kgorch("stop")
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_three_time_limits_and_a_preemption_later_the_run_is_finished_with_the_same_bits(cluster, kgorch, tmp_path):
     epochs = {"epochs": 120}  # of 6 steps
