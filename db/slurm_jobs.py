@@ -21,6 +21,14 @@ def newest(engine: Engine, run_id: str) -> SlurmJobInfo | None:
         return to_info(SlurmJobInfo, row) if row else None
 
 
+def of_number(engine: Engine, run_id: str, job: str) -> SlurmJobInfo | None:
+    """The newest row of a job of that number."""
+    with Orm(engine) as orm:
+        query = select(SlurmJobRow).where(SlurmJobRow.run_id == run_id, SlurmJobRow.job == job)
+        row = orm.scalars(query.order_by(SlurmJobRow.id.desc()).limit(1)).first()
+        return to_info(SlurmJobInfo, row) if row else None
+
+
 def open_job(engine: Engine, run_id: str) -> SlurmJobInfo | None:
     """The run's job that waits, runs, or is to run again."""
     row = newest(engine, run_id)

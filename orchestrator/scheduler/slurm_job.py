@@ -64,13 +64,35 @@ def run_sessions(engine: Engine, run: RunInfo, environ: Mapping[str, str] = os.e
             f"job {job} is a task of an array: all its tasks would train {run.name}",
             next_step="submit one plan for each task, with a name of its own: kgorch slurm submit PLAN",
         )
-    restarts = environ.get("SLURM_RESTART_COUNT", "0")
-    row = _enter(engine, run, job, int(restarts) if restarts.isdecimal() else 0, environ.get("SLURMD_NODENAME", ""))
+    text = environ.get("SLURM_RESTART_COUNT", "0")
+    restarts = int(text) if text.isdecimal() else 0
+    if restarts and _was_stopped(engine, run, job):
+        say(f"{run.name} was stopped by the user, and job {job} does not continue it; next: kgorch slurm submit PLAN")
+        return int(ExitCode.SUSPENDED)
+    row = _enter(engine, run, job, restarts, environ.get("SLURMD_NODENAME", ""))
     return _JobProcess(engine, run, row).run()
 
 
+def _was_stopped(engine: Engine, run: RunInfo, job: str) -> bool:
+    """Whether a user stopped the run in an earlier start of this job, whose row is then closed.
+
+    Slurm may requeue a job whose session saves for a stop: the job is preempted, or its node fails.
+    """
+    row, last = slurm_jobs.of_number(engine, run.id, job), sessions.last(engine, run.id)
+    if row is None:
+        return False
+    # the control socket on the job's own node leaves its mark in the session alone
+    is_by_socket = last is not None and last.reason is Reason.USER and last.started_at >= row.submitted_at
+    if row.stop_at is None and not is_by_socket:
+        return False
+    if row.ended_at is None:
+        slurm_jobs.close(engine, row, "stopped by the user", seen_at=now())
+    return True
+
+
 def _enter(engine: Engine, run: RunInfo, job: str, restarts: int, node: str) -> SlurmJobInfo:
-    """The row of this job, which the submission may not have written yet, or which was closed before a user requeued the job.
+    """The row of this job, which the submission may not have written yet, or which was closed before a user requeued the job
+    (one of a run that was stopped does not come here).
 
     Raises: KgorchError.
     """

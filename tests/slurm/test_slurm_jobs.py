@@ -154,6 +154,29 @@ def test_a_stop_while_the_controller_is_away_ends_the_chain(answers, engine, run
     assert runs.by_id(engine, run.id).state == RunState.ACTIVE
 
 
+@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "killed before it was closed"])
+@pytest.mark.parametrize("by", ["signal", "socket"])
+def test_a_job_of_a_stopped_run_that_slurm_requeues_ends_without_training(engine, run, monkeypatch, by, is_closed):
+    monkeypatch.setattr(slurm_job._JobProcess, "run", lambda self: 77)
+    row = job_of(engine, run)
+    assert slurm_job.run_sessions(engine, run, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}) == 77
+    session = sessions.open_session(engine, run.id, site="local", boot_id="another machine's")
+    if by == "signal":
+        slurm_jobs.save(engine, row.id, stop_at=runs.now())
+    else:
+        over = {"kind": EventKind.ATTEMPT_SUSPENDED, "phase": Phase.SUSPENDED, "facts": {}, "reason": Reason.USER}
+        sessions.record(engine, run.id, session.id, **over)
+    if is_closed:
+        slurm_jobs.close(engine, row, "stopped by the user")
+    requeued = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}
+    assert slurm_job.run_sessions(engine, run, requeued) == ExitCode.SUSPENDED
+    assert slurm_jobs.newest(engine, run.id).id == row.id and slurm_jobs.newest(engine, run.id).ended_at
+    assert slurm_job.run_sessions(engine, run, {"SLURM_JOB_ID": "8"}) == 77, "a job that is submitted afterwards trains"
+    assert slurm_job.run_sessions(engine, run, {"SLURM_JOB_ID": "8", "SLURM_RESTART_COUNT": "1"}) == 77
+    slurm_jobs.close(engine, slurm_jobs.newest(engine, run.id), "there is nothing left to train")
+    assert slurm_job.run_sessions(engine, run, requeued) == ExitCode.SUSPENDED, "whatever was submitted meanwhile"
+
+
 def test_a_submission_that_is_refused_leaves_no_job(answers, engine, run):
     answers(sbatch="echo 'sbatch: error: Batch job submission failed: Invalid qos' >&2; exit 1")
     with pytest.raises(SlurmError, match="Invalid qos"):

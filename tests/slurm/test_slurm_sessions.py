@@ -90,6 +90,12 @@ def test_a_session_requeues_its_job_and_the_login_node_stops_what_it_cannot_reac
     assert over["checkpoint"]["step"] == over["step"] > 0 and over["next"]["command"] == "kgorch slurm submit PLAN"
     wait_until(lambda: not cluster.ask("squeue", "-h", "-j", job), what="nothing of the job is left")
 
+    cluster.ask("scontrol", "requeue", job)
+    wait_until(
+        lambda: "does not continue it" in job_log(kgorch), within_s=60, what=f"{job_log(kgorch)} {cluster.logs()}"
+    )
+    assert len(kgorch.history()) == 2 and not kgorch.status()["slurm"]["is_open"], "a requeue does not undo a stop"
+
 
 def test_a_job_that_waits_is_cancelled_and_a_second_one_refused(cluster, kgorch):
     plan = kgorch.plan(args=LONG)
