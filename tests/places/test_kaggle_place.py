@@ -140,6 +140,20 @@ def test_collect_of_everything_follows_the_pages_of_the_listing(place, server, p
     assert {file.name: file.stat().st_size for file in files} == {f"part{n}": n for n in range(8)}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("prefix", ["a", "z"], ids=["listed before the record", "listed after it"])
+def test_the_record_is_found_among_more_files_than_kaggle_was_ever_seen_to_keep(
+    place, server, pushed, tmp_path, monkeypatch, prefix
+):
+    monkeypatch.setattr(server.rules, "page", 100)
+    order = pushed(SAVES_STATE + f"for n in range(20_050): open(f'{prefix}{{n}}', 'w').close()")
+    before = len(server.asked("ListKernelSessionOutput"))
+    [file] = place.collect(order.name, tmp_path, (RECORD_NAME,))
+    assert json.loads(file.read_text()) == {"step": 7}
+    pages = len(server.asked("ListKernelSessionOutput")) - before
+    assert pages > 200 if prefix == "a" else pages == 1, "the listing is left where the record was found"
+
+
 def test_a_file_that_was_cut_is_not_there_and_goes_on_at_the_next_call(place, server, pushed, tmp_path):
     order = pushed("import os; open('kgorch.db', 'wb').write(os.urandom(5 << 20))")
     server.order("File", Fault("half"))

@@ -253,11 +253,16 @@ def after_trouble(session: RemoteSession, error: PlaceError, moment: Moment) -> 
             return replace(_not_pushed(session), wait=RemoteWait.QUOTA, why=error.message, due_at=moment.after(30))
         case Trouble.ABSENT | Trouble.REFUSED:
             return _after_no(session, error, moment)
+    return _try_again(session, RemoteWait.NETWORK, error, moment)
+
+
+def _try_again(session: RemoteSession, wait: RemoteWait, error: PlaceError, moment: Moment) -> RemoteSession:
+    """Later; a record that could not be fetched too often is given up."""
     tries = session.tries + 1
     if session.state is RemoteState.ENDED and tries >= MAX_COLLECTS:
         return _without_progress(session, f"its record could not be fetched: {error.message}", moment)
     due_at = moment.back_off(tries, error.retry_after_s)
-    return replace(_not_pushed(session), wait=RemoteWait.NETWORK, why=error.message, tries=tries, due_at=due_at)
+    return replace(_not_pushed(session), wait=wait, why=error.message, tries=tries, due_at=due_at)
 
 
 def _not_pushed(session: RemoteSession) -> RemoteSession:
@@ -281,6 +286,9 @@ def _after_no(session: RemoteSession, error: PlaceError, moment: Moment) -> Remo
             tries = session.tries + 1
             changes = {"absences": session.absences + 1, "absent_since": since} if is_absent else {}
             return replace(session, tries=tries, why=error.message, due_at=moment.back_off(tries), **changes)  # type: ignore[arg-type]
+        case RemoteState.ENDED if session.status is RemoteStatus.COMPLETE:
+            # Its output exists and has cost hours of the account; places answer 403 for outages of their own, too.
+            return _try_again(session, RemoteWait.NONE, error, moment)
         case RemoteState.ENDED:
             return after_collect(session, None, NO_PROGRESS, error.message, moment)
     refusals = session.refusals + 1

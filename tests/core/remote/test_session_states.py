@@ -181,6 +181,21 @@ def test_complete_without_a_record_is_asked_once_more():
     assert session_states.after_collect(once, None, NO_PROGRESS, "no record", moment()).state is State.LOST
 
 
+@pytest.mark.parametrize("trouble", [Trouble.ABSENT, Trouble.REFUSED])
+def test_the_output_of_a_completed_session_is_asked_for_during_hours_although_the_place_says_no(trouble):
+    one, now = session(State.ENDED, status=RemoteStatus.COMPLETE), moment()
+    for _ in range(MAX_COLLECTS - 1):
+        one = session_states.after_trouble(one, no(trouble), now)
+        assert one.state is State.ENDED and one.why == "it says no"
+        now = Moment(one.due_at)
+    assert (one.due_at - START).total_seconds() > 3 * HOUR
+    assert session_states.after_trouble(one, no(trouble), now).state is State.LOST
+    back = session_states.after_collect(one, record(), Progress(0, 10), "", now)
+    assert back.state is State.COLLECTED
+    cancelled = session(State.ENDED, status=RemoteStatus.CANCELLED)
+    assert session_states.after_trouble(cancelled, no(trouble), moment()).state is State.LOST, "it has no output"
+
+
 def test_an_output_that_never_comes_is_given_up():
     one = session(State.ENDED, status=RemoteStatus.ERROR)
     for _ in range(MAX_COLLECTS):

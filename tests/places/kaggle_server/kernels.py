@@ -168,7 +168,9 @@ class Kernels:
             return {}
         if session.output is None:
             raise ApiError(404, "No output")
-        names = sorted(str(path.relative_to(session.output)) for path in session.output.rglob("*") if path.is_file())
+        session.names = names = session.names or sorted(
+            str(path.relative_to(session.output)) for path in session.output.rglob("*") if path.is_file()
+        )
         at = int(body.get("pageToken") or 0)
         size = min(int(body.get("pageSize") or 20), self._rules.page)
         files = [{"fileName": name, "url": self._signed(session.output / name)} for name in names[at : at + size]]

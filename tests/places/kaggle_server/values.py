@@ -28,6 +28,7 @@ class Session:
         request: SaveKernel as it came.
         inputs: folder of each attached thing, by its path below /kaggle/input.
         output: what /kaggle/working held at its end; None where nothing of it can be had.
+        names: of the files in it, once they were listed.
         log: events as the interface gives them.
         may_start: ends its time in the queue before that is over.
     """
@@ -44,6 +45,7 @@ class Session:
     ended_s: float | None = None
     exit_code: int | None = None
     output: Path | None = None
+    names: list[str] = field(default_factory=list)
     log: list[dict[str, Any]] = field(default_factory=list)
     process: Any = None
     cancelled: threading.Event = field(default_factory=threading.Event)

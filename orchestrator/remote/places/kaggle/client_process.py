@@ -35,7 +35,10 @@ from kgorch.core.remote.place_values import PlaceError, Trouble
 from kgorch.remote.places.kaggle import output_names, refusals
 
 PAGE_SIZE, MAX_PAGES = 100, 200
-"""Of a listing: at most 20,000 names. Kaggle's own limit of a page is not known; a smaller one of the server is followed."""
+"""Of a data set's listing. Kaggle's own limit of a page is not known; a smaller one of the server is followed."""
+
+MAX_LISTED = 200_000
+"""Names of a session's output that are looked at, and pages. Kaggle's limit is not known; a training may leave a file a step."""
 
 CONNECT_S, SILENCE_S = 15.0, 60.0
 """Seconds for a connection, and without a byte, while a file is fetched."""
@@ -179,22 +182,38 @@ class Calls:
                 answer = client.datasets.dataset_api_client.create_dataset(request)
         return {"ref": answer.ref or "", "status": answer.status or "", "error": answer.error or ""}
 
-    def _listing(self, name: str) -> Iterator[tuple[str, str]]:
-        """Name and URL of each file of a session's output."""
+    def _listing(self, name: str) -> Iterator[list[tuple[str, str]]]:
+        """Pages with name and URL of each file of a session's output."""
         from kagglesdk.kernels.types.kernels_api_service import ApiListKernelSessionOutputRequest
 
-        token = ""
-        for _ in range(MAX_PAGES):
+        token, count = "", 0
+        for _ in range(MAX_LISTED):
             request = ApiListKernelSessionOutputRequest()
             request.user_name, request.kernel_slug = self._owner, name
             request.page_size, request.page_token = PAGE_SIZE, token
             with self._api.build_kaggle_client() as client:
                 answer = client.kernels.kernels_api_client.list_kernel_session_output(request)
-            yield from ((file.file_name or "", file.url or "") for file in answer.files or ())
-            token = answer.next_page_token
+            page = [(file.file_name or "", file.url or "") for file in answer.files or ()]
+            yield page
+            token, count = answer.next_page_token, count + len(page)
             if not token:
                 return
-        raise PlaceError(Trouble.REFUSED, f"the output has more than {MAX_PAGES * PAGE_SIZE} files")
+            if count > MAX_LISTED:
+                break
+        raise PlaceError(Trouble.REFUSED, f"the output has more than {MAX_LISTED} files")
+
+    def _wanted(self, name: str, patterns: list[str], most: int) -> dict[str, str]:
+        """URLs of the files that are wanted, by name. Raises: PlaceError for more than `most`; OutsideError."""
+        wanted: dict[str, str] = {}
+        are_names = not any(set(pattern) & set("*?[") for pattern in patterns)
+        for page in self._listing(name):
+            urls = dict(page)
+            wanted |= {file: urls[file] for file in output_names.wanted(list(urls), patterns)}
+            if len(wanted) > most:
+                raise PlaceError(Trouble.REFUSED, f"more than {most} files of the output match")
+            if are_names and all(pattern in wanted for pattern in patterns):  # the record alone, say
+                break
+        return wanted
 
     def output(self, name: str, folder: str, patterns: list[str], limits: Order) -> dict[str, Any]:
         """Fetch files into an empty folder.
@@ -202,14 +221,11 @@ class Calls:
         Args:
             limits: `files`, most files; `bytes`, most bytes of a file; `small`, the same by the last part of a name.
         """
-        urls = dict(self._listing(name))
-        names = output_names.wanted(list(urls), patterns)
-        if len(names) > limits["files"]:
-            raise PlaceError(Trouble.REFUSED, f"{len(names)} files of the output match, more than {limits['files']}")
-        for file in names:
+        wanted = self._wanted(name, patterns, limits["files"])
+        for file, url in wanted.items():
             most = limits["small"].get(Path(file).name, limits["bytes"])
-            self._fetch(urls[file], Path(folder, file), most)
-        return {"files": names}
+            self._fetch(url, Path(folder, file), most)
+        return {"files": list(wanted)}
 
     def _fetch(self, url: str, path: Path, most: int) -> None:
         """Fetch one file under another name, going on where an earlier process ended, and rename it once it is whole."""
