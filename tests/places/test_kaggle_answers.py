@@ -34,7 +34,8 @@ GOOD = {
         "tpu": None,
     },
     "account": {"name": "ada", "means": "OAUTH"},
-    "output": {"files": ["a/b"]},
+    "output": {"files": 1},
+    "file": {"file": "a/b"},
     "dataset_files": {"sizes": {"a": 1}},
 }
 READERS = {
@@ -43,7 +44,8 @@ READERS = {
     "status": answers.sighting,
     "quota": answers.quota,
     "account": answers.account,
-    "output": answers.names,
+    "output": answers.file_count,
+    "file": answers.file_of,
     "dataset_files": answers.sizes,
 }
 

@@ -166,6 +166,66 @@ def test_a_file_that_was_cut_is_not_there_and_goes_on_at_the_next_call(place, se
     assert [path.name for path in tmp_path.iterdir()] == ["kgorch.db"]
 
 
+LARGE = "import os\nfor n in range(3): open(f'part{n}', 'wb').write(os.urandom(8 << 20))"
+
+
+def test_a_download_may_take_any_time_while_it_makes_progress_and_none_without(
+    place, server, pushed, tmp_path, monkeypatch
+):
+    order = pushed(LARGE)
+    place.look(order.name)  # the client's process has logged in
+    monkeypatch.setattr(place_module, "STALLED_S", 8.0)
+    server.order("File", Fault("slow", seconds=16.0))
+    assert len(place.collect(order.name, tmp_path / "slow", ("part*",))) == 3
+    server.order("File", Fault("hang", seconds=20.0))
+    began_s = time.monotonic()
+    with pytest.raises(PlaceError, match="did not answer in time") as stalled:
+        place.collect(order.name, tmp_path / "stalled", ("part*",))
+    assert stalled.value.trouble is Trouble.UNANSWERED and time.monotonic() - began_s < 18
+
+
+def test_urls_that_expire_while_other_files_are_fetched_are_listed_anew(place, server, pushed, tmp_path, monkeypatch):
+    order = pushed(LARGE)
+    monkeypatch.setattr(server.rules, "url_s", 2.0)
+    server.order("File", Fault("slow", seconds=3.0))
+    before = len(server.asked("ListKernelSessionOutput"))
+    files = place.collect(order.name, tmp_path, ("*",))
+    assert [file.name for file in files] == ["part0", "part1", "part2"]
+    assert all(file.read_bytes() == (server.session(order.name).output / file.name).read_bytes() for file in files)
+    assert len(server.asked("ListKernelSessionOutput")) == before + 2
+    monkeypatch.setattr(server.rules, "url_s", -1.0)
+    with pytest.raises(PlaceError, match="HTTP 403"):
+        place.collect(order.name, tmp_path / "never", ("*",))
+
+
+def test_files_that_came_whole_are_not_fetched_again(place, server, pushed, tmp_path):
+    order = pushed(LARGE + "\n" + SAVES_STATE)
+    place.collect(order.name, tmp_path, ("part0", RECORD_NAME))
+    (tmp_path / RECORD_NAME).write_text("of another session")
+    before = len(server.asked("File"))
+    assert len(place.collect(order.name, tmp_path, ("part*", RECORD_NAME))) == 4
+    assert len(server.asked("File")) == before + 3, "the record, and what was missing"
+    assert json.loads((tmp_path / RECORD_NAME).read_text()) == {"step": 7}
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_more_than_a_gibibyte_is_fetched(place, server, pushed, tmp_path):
+    order = pushed("open('model.pt', 'wb').truncate(1100 << 20)")
+    [file] = place.collect(order.name, tmp_path, ("model.pt",))
+    assert file.stat().st_size == 1100 << 20
+
+
+def test_what_is_fetched_is_bounded_by_its_sum(place, pushed, tmp_path, monkeypatch):
+    order = pushed(LARGE)
+    monkeypatch.setattr(place_module, "MAX_BYTES", 20 << 20)
+    with pytest.raises(PlaceError, match="part2 has 8388608 bytes, more than 4194304") as refused:
+        place.collect(order.name, tmp_path, ("part*",))
+    assert refused.value.trouble is Trouble.REFUSED
+    monkeypatch.setattr(place_module, "MAX_FILES", 2)
+    with pytest.raises(PlaceError, match="more than 2 files"):
+        place.collect(order.name, tmp_path, ("part*",))
+
+
 @pytest.mark.parametrize("name", ["../evil", "/etc/evil", "a/../../evil", "a//b", "", "a\nb", "./kgorch.db"])
 def test_a_name_that_leads_outside_is_refused_and_nothing_is_written(place, server, pushed, tmp_path, name):
     order = pushed()

@@ -13,7 +13,7 @@ class Fault:
     Attributes:
         kind: `status` (an HTTP error), `cut` (the connection is closed), `hang` (nothing comes), `text` (200 with `body` as it is),
             `body` (200 with the JSON in `body`), `half` (an upload or download is cut in its middle; of an upload `status` is
-            answered where it is given).
+            answered where it is given), `slow` (a download comes in parts, in `seconds` altogether).
         after: whether the method has done its work before, so that only its answer is lost.
         seconds: how long nothing comes.
         events: of a log stream: how many events come before the cut.

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 HOSTS = ("api.kaggle.com", "www.kaggle.com", "storage.googleapis.com", "www.kaggleusercontent.com")
 CHUNK = 1 << 16
+SLOW_PARTS = 12
 
 
 class Cut(Exception):
@@ -190,7 +191,7 @@ class Handler(BaseHTTPRequestHandler):
         kaggle.record("File", {"key": key, "range": self.headers.get("Range", "")})
         fault = kaggle.take_fault("File")
         try:
-            if fault and fault.kind != "half":
+            if fault and fault.kind not in ("half", "slow"):
                 kaggle.do_fault(fault)
         except Cut:
             self._cut()
@@ -212,12 +213,22 @@ class Handler(BaseHTTPRequestHandler):
         ):
             start = int(match[1])
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        if fault and fault.kind == "slow":
+            self._send_slowly(content, headers, fault.seconds)
+            return
         if fault:
             self._send(206 if start else 200, content[start : (start + len(content)) // 2],
                        headers | {"Content-Length": str(len(content) - start)})  # fmt: skip
             self._cut()
             return
         self._send(206 if start else 200, content[start:], headers)
+
+    def _send_slowly(self, content: bytes, headers: dict[str, str], seconds: float) -> None:
+        size = len(content) // SLOW_PARTS + 1
+        self._send(200, b"", headers | {"Content-Length": str(len(content))})
+        for start in range(0, len(content), size):
+            wait(seconds / SLOW_PARTS, lambda: False)
+            self.wfile.write(content[start : start + size])
 
 
 def wait(seconds: float, is_closed: Any) -> None:

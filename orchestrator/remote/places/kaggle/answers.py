@@ -177,8 +177,13 @@ def sizes(value: Any) -> dict[str, int]:
     return {str(name): int(_field(found, name, int)) for name in found}
 
 
-def names(value: Any) -> list[str]:
-    return _texts(value, "files")
+def file_of(event: Any) -> str:
+    """Name of the file that has come; empty for an event that tells of progress alone."""
+    return str(_field(event, "file", str)) if event else ""
+
+
+def file_count(value: Any) -> int:
+    return int(_field(value, "files", int))
 
 
 def word(value: Any) -> str:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +134,14 @@ class Client:
         self._lock = threading.Lock()
         self._process: ClientProcess | None = None
 
-    def call(self, call: str, within_s: float, **arguments: Any) -> Any:
-        """The value of a call. Raises: PlaceError."""
+    def call(
+        self, call: str, within_s: float, on_event: Callable[[Any], None] = lambda event: None, **arguments: Any
+    ) -> Any:
+        """The value of a call. Raises: PlaceError.
+
+        Args:
+            within_s: seconds until the value, or until an event, after which they count anew.
+        """
         until_s = time.monotonic() + within_s
         with self._lock:
             if self._process and time.monotonic() - self._process.began_s > MAX_AGE_S:
@@ -143,7 +149,10 @@ class Client:
             self._process = self._process or ClientProcess(self._folder, self._environ)
             try:
                 self._process.send(call, arguments)
-                return self._process.receive(until_s).value
+                while (answer := self._process.receive(until_s)).event is not None:
+                    until_s = time.monotonic() + within_s
+                    on_event(answer.event)
+                return answer.value
             except BaseException as error:
                 # only after a definite answer nothing of the call can come any more
                 definite = isinstance(error, PlaceError) and error.trouble not in (Trouble.UNANSWERED, Trouble.LOGIN)

@@ -2,9 +2,9 @@
 
 `python -m kgorch.remote.places.kaggle.client_process ANSWERS`: orders come as lines of JSON on standard input,
 `{"call": NAME, "arguments": {…}}`; answers go as lines of JSON into the descriptor ANSWERS: `{"value": …}`, `{"event": {…}}`
-before it where a call has several, or `{"trouble": …, "message": …, "retry_after_s": …}`. Standard output belongs to the client,
-which prints to it. The parent (client.py) gives up after its deadline and kills this process; when the parent dies, the end of
-standard input ends this process, also in the midst of a request.
+before it where a call has several or makes progress, or `{"trouble": …, "message": …, "retry_after_s": …}`. Standard output
+belongs to the client, which prints to it. The parent (client.py) gives up after its deadline and kills this process; when the
+parent dies, the end of standard input ends this process, also in the midst of a request.
 
 Methods of `KaggleApi` are used where they are safe. Two are not: `kernels_output` (2.2.4) joins names from the server to the
 folder without looking at them, and `kernels_pull` writes to such a name; so listing and source come through `kagglesdk`, which
@@ -45,6 +45,9 @@ CONNECT_S, SILENCE_S = 15.0, 60.0
 
 PART = ".kgorch-part"
 
+STEP_BYTES, STEP_POLL_S = 256 << 10, 2.0
+"""Of a file that is fetched: what counts as progress, and seconds between two looks at it."""
+
 FAILED_UPLOADS = 3
 
 MAX_EVENT_CHARS = 1 << 20
@@ -52,6 +55,36 @@ MAX_EVENT_CHARS = 1 << 20
 
 Order = dict[str, Any]
 Send = Callable[[dict[str, Any]], None]
+
+PROGRESS: Order = {"event": {}}
+
+
+class _UrlRefusedError(PlaceError):
+    """The storage does not hand a file out: URLs expire after minutes, and its 403 says nothing about the session."""
+
+
+@contextlib.contextmanager
+def _progress_told(path: Path, send: Send) -> Iterator[None]:
+    """Send an event for each STEP_BYTES by which the file grows while the block runs, which sends none."""
+    is_over = threading.Event()
+
+    def size() -> int:
+        return path.stat().st_size if path.exists() else 0
+
+    def watch() -> None:
+        told = size()
+        while not is_over.wait(STEP_POLL_S):
+            if (now := size()) >= told + STEP_BYTES:
+                told = now
+                send(PROGRESS)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def _quota(quota: Any, refreshes_at: datetime | None) -> dict[str, Any] | None:
@@ -202,12 +235,14 @@ class Calls:
                 break
         raise PlaceError(Trouble.REFUSED, f"the output has more than {MAX_LISTED} files")
 
-    def _wanted(self, name: str, patterns: list[str], most: int) -> dict[str, str]:
+    def _wanted(self, name: str, patterns: list[str], most: int, send: Send) -> dict[str, str]:
         """URLs of the files that are wanted, by name. Raises: PlaceError for more than `most`; OutsideError."""
         wanted: dict[str, str] = {}
         are_names = not any(set(pattern) & set("*?[") for pattern in patterns)
         for page in self._listing(name):
             urls = dict(page)
+            if urls:
+                send(PROGRESS)
             wanted |= {file: urls[file] for file in output_names.wanted(list(urls), patterns)}
             if len(wanted) > most:
                 raise PlaceError(Trouble.REFUSED, f"more than {most} files of the output match")
@@ -215,19 +250,35 @@ class Calls:
                 break
         return wanted
 
-    def output(self, name: str, folder: str, patterns: list[str], limits: Order) -> dict[str, Any]:
-        """Fetch files into an empty folder.
+    def output(self, name: str, folder: str, patterns: list[str], limits: Order, send: Send) -> dict[str, Any]:
+        """Fetch files into a folder. What an earlier call has fetched whole stays: the output of a session never changes.
 
         Args:
-            limits: `files`, most files; `bytes`, most bytes of a file; `small`, the same by the last part of a name.
+            limits: `files`, most files; `bytes`, most bytes of all of them; `small`, most bytes of one by the last part of its
+                name; such a file is always fetched anew.
+            send: gets an event for each file, and for whatever else is progress.
         """
-        wanted = self._wanted(name, patterns, limits["files"])
-        for file, url in wanted.items():
-            most = limits["small"].get(Path(file).name, limits["bytes"])
-            self._fetch(url, Path(folder, file), most)
-        return {"files": list(wanted)}
+        done: set[str] = set()
+        while True:
+            wanted, left, before = self._wanted(name, patterns, limits["files"], send), limits["bytes"], len(done)
+            try:
+                for file, url in wanted.items():
+                    path = Path(folder, file)
+                    small = limits["small"].get(path.name)
+                    if file not in done and (small is not None or not path.is_file()):
+                        self._fetch(url, path, left if small is None else small, send)
+                    left -= path.stat().st_size
+                    if left < 0:
+                        raise PlaceError(Trouble.REFUSED, f"the files have more than {limits['bytes']} bytes")
+                    if file not in done:
+                        done.add(file)
+                        send({"event": {"file": file}})
+                return {"files": len(done)}
+            except _UrlRefusedError:
+                if len(done) == before:  # not even the first one of a new listing
+                    raise
 
-    def _fetch(self, url: str, path: Path, most: int) -> None:
+    def _fetch(self, url: str, path: Path, most: int, send: Send) -> None:
         """Fetch one file under another name, going on where an earlier process ended, and rename it once it is whole."""
         import requests
 
@@ -237,9 +288,11 @@ class Calls:
         response = requests.get(
             url, headers={"Accept-Encoding": "identity"}, stream=True, timeout=(CONNECT_S, SILENCE_S)
         )
-        if response.status_code != 200:  # of a URL that expires after minutes: its 403 says nothing about the session
+        if response.status_code != 200:
             kind = Trouble.BUSY if response.status_code == 429 else Trouble.UNANSWERED
-            raise PlaceError(kind, f"HTTP {response.status_code} for {path.name}", _retry_after(response))
+            is_refused = 400 <= response.status_code < 500 and kind is not Trouble.BUSY
+            error = _UrlRefusedError if is_refused else PlaceError
+            raise error(kind, f"HTTP {response.status_code} for {path.name}", _retry_after(response))
         if int(response.headers.get("Content-Length") or 0) > most:
             raise PlaceError(
                 Trouble.REFUSED, f"{path.name} has {response.headers['Content-Length']} bytes, more than {most}"
@@ -250,9 +303,10 @@ class Calls:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most if before[1] < 0 else min(most, before[1]), before[1]))
         try:
             # no retries of the client's own: those write an error's page into the file where the size is not known
-            self._api.download_file(
-                response, str(part), None, quiet=True, resume=True, max_retries=0, timeout=SILENCE_S
-            )
+            with _progress_told(part, send):
+                self._api.download_file(
+                    response, str(part), None, quiet=True, resume=True, max_retries=0, timeout=SILENCE_S
+                )
         except ValueError as error:  # another size than announced
             raise PlaceError(Trouble.UNANSWERED, str(error)) from None
         except OSError as error:
@@ -379,7 +433,7 @@ def main() -> None:
                 send(calls)
                 continue
             secrets = calls.secrets()
-        arguments = order["arguments"] | ({"send": send} if order["call"] == "log" else {})
+        arguments = order["arguments"] | ({"send": send} if order["call"] in ("log", "output") else {})
         try:
             send({"value": getattr(calls, order["call"])(**arguments)})
         except (Exception, SystemExit) as error:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from kgorch.core.remote.place_values import (
     Account,
@@ -33,14 +33,14 @@ from kgorch.untrusted_io import parse_json, read_all
 ASK_S, PUSH_S = 60.0, 180.0
 """Seconds for one question, with the start of the client; for a push, whose text may be large."""
 
-SLOWEST_BYTES_PER_S, MAX_TRANSFER_S = 64 << 10, 6 * 3600.0
-"""A transfer may take what it takes at this rate; afterwards it goes on where it ended, at the next call."""
+SLOWEST_BYTES_PER_S, MAX_UPLOAD_S = 64 << 10, 6 * 3600.0
+"""An upload may take what it takes at this rate; afterwards it goes on where it ended, at the next call."""
 
-MAX_FILES, MAX_FILE_BYTES = 2000, 1 << 30
-"""Of what is fetched; `*` asks for everything, of any size."""
+STALLED_S = 180.0
+"""Seconds without progress after which a download is given up; the client's own limits for a connection come before."""
 
-MAX_ALL_FILES, MAX_ALL_BYTES = 20_000, 40 << 30
-"""Kaggle keeps 20 GB of an output."""
+MAX_FILES, MAX_BYTES = 100_000, 40 << 30
+"""Of what is fetched by one call. Kaggle keeps 20 GB of an output."""
 
 SLUG = r"[a-z0-9](-?[a-z0-9])*"
 """A name of which Kaggle makes itself: it makes the name of a kernel from its title."""
@@ -169,18 +169,20 @@ class KagglePlace:
         return answers.sighting(self._client.call("status", ASK_S, name=name))
 
     def collect(self, name: str, folder: Path, patterns: tuple[str, ...] = (RECORD_NAME, "kgorch.db")) -> list[Path]:
-        everything = "*" in patterns
-        limits = {
-            "files": MAX_ALL_FILES if everything else MAX_FILES,
-            "bytes": MAX_ALL_BYTES if everything else MAX_FILE_BYTES,
-            "small": {RECORD_NAME: RECORD_BYTES},
-        }
+        limits = {"files": MAX_FILES, "bytes": MAX_BYTES, "small": {RECORD_NAME: RECORD_BYTES}}
         folder.mkdir(parents=True, exist_ok=True)
-        within_s = MAX_TRANSFER_S if everything else _transfer_s(16 << 20)
+        files: list[Path] = []
+
+        def add(event: Any) -> None:
+            if file := answers.file_of(event):
+                files.append(folder / file)
+
         value = self._client.call(
-            "output", within_s, name=name, folder=str(folder.absolute()), patterns=list(patterns), limits=limits
+            "output", STALLED_S, add, name=name, folder=str(folder.absolute()), patterns=list(patterns), limits=limits
         )
-        return [folder / file for file in answers.names(value)]
+        if answers.file_count(value) != len(files):
+            raise PlaceError(Trouble.UNANSWERED, f"Kaggle's client told of {len(files)} files, and counted others")
+        return files
 
     def log(self, name: str, *, follow: bool = False) -> Iterator[str]:
         """Lines; after a lost connection the server begins at the first one, and those that were seen are left out."""
@@ -292,7 +294,7 @@ def _check_order(order: SessionOrder, script: str) -> None:
 
 
 def _transfer_s(size: int) -> float:
-    return min(MAX_TRANSFER_S, ASK_S + 240.0 + size / SLOWEST_BYTES_PER_S)
+    return min(MAX_UPLOAD_S, ASK_S + 240.0 + size / SLOWEST_BYTES_PER_S)
 
 
 def _dataset_url(reference: str) -> str:
