@@ -39,9 +39,15 @@ def plan(engine: Engine, run_id: str, columns: Columns) -> RemoteSessionInfo:
 
 
 def save(engine: Engine, session_id: int, changes: Columns) -> RemoteSessionInfo:
-    """Write what has changed. `is_last` belongs to `mark_last`, which another process may call meanwhile."""
+    """Write what has changed. `is_last` belongs to `mark_last`, which another process may call meanwhile.
+
+    A session that is closed stays so: another run may have taken the place of this one while the place was asked.
+    """
+    mine = [RemoteSessionRow.id == session_id]
+    if "state" in changes:
+        mine.append(RemoteSessionRow.state.in_(REMOTE_OPEN))
     with Orm(engine) as orm, orm.begin():
-        orm.execute(update(RemoteSessionRow).where(RemoteSessionRow.id == session_id).values(**_without_flag(changes)))
+        orm.execute(update(RemoteSessionRow).where(*mine).values(**_without_flag(changes)))
         return to_info(RemoteSessionInfo, orm.get_one(RemoteSessionRow, session_id))
 
 
@@ -56,15 +62,18 @@ def save_unless_last(engine: Engine, session_id: int, changes: Columns) -> bool:
 def close(
     engine: Engine, session_id: int, changes: Columns, following: Columns | None, run: Columns | None
 ) -> RemoteSessionInfo:
-    """End a session, and write the one that follows it, in one transaction.
+    """End a session, and write the one that follows it, in one transaction; nothing where it was closed meanwhile.
 
     Args:
         following: columns of the next session; it is left out where the user has stopped the run meanwhile.
         run: columns of the run that change.
     """
     with Orm(engine) as orm, orm.begin():
-        orm.execute(update(RemoteSessionRow).where(RemoteSessionRow.id == session_id).values(**_without_flag(changes)))
+        mine = RemoteSessionRow.id == session_id, RemoteSessionRow.state.in_(REMOTE_OPEN)
+        result = orm.execute(update(RemoteSessionRow).where(*mine).values(**_without_flag(changes)))
         row = orm.get_one(RemoteSessionRow, session_id)
+        if not result.rowcount:  # type: ignore[attr-defined]
+            return to_info(RemoteSessionInfo, row)
         if following and not row.is_last:
             orm.add(RemoteSessionRow(run_id=row.run_id, created_at=now(), **following))
         if run:

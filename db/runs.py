@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from sqlalchemy import Engine, Update, delete, func, select, update
 from sqlalchemy.orm import Session as Orm
 
-from kgorch.core.codes import ResumeState, RunState
+from kgorch.core.codes import REMOTE_OPEN, RemoteState, RemoteWait, ResumeState, RunState
 from kgorch.db.rows import RunInfo, StageInfo
-from kgorch.db.tables import Base, Resume, Run, Stage
+from kgorch.db.tables import Base, RemoteSessionRow, Resume, Run, Stage
 
 Info = TypeVar("Info")
 
@@ -141,7 +141,10 @@ def reopen_stage(engine: Engine, run_id: str, name: str, note: str) -> None:
 
 
 def supersede(engine: Engine, run_id: str, why: str) -> None:
-    """Mark a run as replaced by another one and take it out of the queue, so that the daemon does not resume it."""
+    """Mark a run as replaced by another one and take it out of the queue, so that the daemon does not resume it.
+
+    A session at another place, after which the user has stopped the run, is no longer followed: its row is closed.
+    """
     with Orm(engine) as orm, orm.begin():
         orm.execute(
             update(Run)
@@ -151,6 +154,9 @@ def supersede(engine: Engine, run_id: str, why: str) -> None:
         orm.execute(
             delete(Resume).where(Resume.run_id == run_id, Resume.state.in_((ResumeState.DUE, ResumeState.CLAIMED)))
         )
+        followed = RemoteSessionRow.run_id == run_id, RemoteSessionRow.state.in_(REMOTE_OPEN)
+        closed = {"state": RemoteState.STOPPED, "wait": RemoteWait.NONE, "why": why, "is_last": True}
+        orm.execute(update(RemoteSessionRow).where(*followed).values(**closed))
 
 
 def remove(engine: Engine, run_id: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Engine
 
-from kgorch.admission import import_files, plan_changes, source_scan
+from kgorch.admission import import_files, plan_changes, remote_sessions, source_scan
 from kgorch.admission.requests import NO_CONSENT, Consent, ImportWatcher, LocalState, StartRequest
 from kgorch.admission.source_run import (
     NO_PROGRESS,
@@ -190,7 +190,7 @@ def import_run(state: LocalState, request: StartRequest, source: SourceRun, watc
         source.events.append((EventKind.PLAN_CHANGED, facts))
     run = import_files.import_files(engine, columns, plan, source, watcher)
     if newest:
-        runs.supersede(engine, newest.id, f"run {run.id} was chosen in its place")
+        supersede(engine, newest, f"run {run.id} was chosen in its place", watcher)
     return run
 
 
@@ -200,6 +200,14 @@ def without_missing_stages(overrides: Sequence[str], request: StartRequest, watc
     for line in _show("--set ", missing):
         watcher.note(f"{line} is not kept any more: the plan has no such stage")
     return [item for item in overrides if item not in missing]
+
+
+def supersede(engine: Engine, run: RunInfo, why: str, watcher: ImportWatcher) -> None:
+    """Have another run take the place of this one, after `refuse_while_training`."""
+    note = remote_sessions.goes_on(engine, run)
+    runs.supersede(engine, run.id, why)
+    if note:
+        watcher.note(note)
 
 
 def check_overrides(
@@ -347,7 +355,8 @@ def _set_folder_without_database(home: Path, name: str, contents: SourceContents
 
 
 def refuse_while_training(engine: Engine, run: RunInfo) -> None:
-    """Raises: KgorchError if processes of the run's last attempt are alive."""
+    """Raises: KgorchError if processes of the run's last attempt are alive, or its sessions go on at another place."""
+    remote_sessions.refuse_to_supersede(engine, run)
     last = sessions.last(engine, run.id)
     attempt = sessions.last_attempt(engine, last.id) if last else None
     if attempt and launcher.is_running(Path(attempt.folder)):

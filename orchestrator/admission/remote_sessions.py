@@ -28,6 +28,27 @@ def remote_best(engine: Engine, run: RunInfo) -> RemoteSessionInfo | None:
     return max(good, key=lambda row: (row.reached_position, row.reached_step, row.number), default=None)
 
 
+def refuse_to_supersede(engine: Engine, run: RunInfo) -> None:
+    """Raises: KgorchError if sessions of a run, which another one is to replace, follow one another at another place."""
+    row = remote.newest(engine, run.id)
+    if row and row.state in REMOTE_OPEN and not row.is_last:
+        raise KgorchError(
+            f"session {row.number} of {run.name!r} is not over at {row.place}",
+            next_step=f"kgorch stop {run.name}, then start again",
+        )
+
+
+def goes_on(engine: Engine, run: RunInfo) -> str:
+    """For people: the session that perhaps goes on at another place when the run is replaced; empty where there is none."""
+    row = remote.newest(engine, run.id)
+    if row is None or row.state not in REMOTE_OPEN or row.state in (RemoteState.PLANNED, RemoteState.BUNDLING):
+        return ""
+    return (
+        f"session {row.number} of {run.name!r} may go on at {row.place} until it ends by itself: {row.url or row.name};"
+        " it is no longer followed, and its output stays there"
+    )
+
+
 def refuse_here(engine: Engine, run: RunInfo) -> None:
     """Raises: KgorchError if a session of the run may be alive at another place, or its newest state is there."""
     newest = remote.newest(engine, run.id)

@@ -109,7 +109,7 @@ def resolve(
         return newest, plan, source
     if newest:
         import_run.refuse_while_training(engine, newest)
-        runs.supersede(engine, newest.id, "--fresh began another run of this name")
+        import_run.supersede(engine, newest, "--fresh began another run of this name", watcher)
     number = max(newest.number if newest else 0, last_run_number(state.home, plan.name)) + 1
     return _create(state, request, plan, number), plan, None
 

@@ -266,6 +266,8 @@ class Driver:
         next_columns = new_columns(self._run, self._settings, following) if following else None
         self._row = remote.close(self._engine, self._row.id, columns, next_columns, _run_columns(session, moment.now))
         self._session = session
+        if self._row.state != session.state:  # it was closed meanwhile: another run has taken the place of this one
+            return
         self._note(before, session)
         self._note_accelerator(record)
         if session.state in (RemoteState.COLLECTED, RemoteState.DONE):

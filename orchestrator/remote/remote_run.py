@@ -73,9 +73,6 @@ def begin(state: LocalState, request: StartRequest, watcher: ImportWatcher = SIL
                 error_code="KG303",
             )
         locks.callback(lock.release)
-        newest = runs.newest(engine, plan.name)
-        if newest and request.fresh:
-            _refuse_beside(engine, newest)
         run, plan, _ = resolve_run.resolve(state, replace(request, run_id=None), plan, watcher)
         found = RemoteRun(run, plan, settings_of(plan))
         if run.state != RunState.FINISHED:
@@ -96,15 +93,6 @@ def _make_bundle(found: RemoteRun, watcher: ImportWatcher) -> None:
 
 def bundles_folder(run: RunInfo) -> Path:
     return home_of_folder(run.folder) / "places" / "bundles"
-
-
-def _refuse_beside(engine: Engine, run: RunInfo) -> None:
-    row = remote.newest(engine, run.id)
-    if row and row.state in REMOTE_OPEN and not row.is_last:
-        raise KgorchError(
-            f"session {row.number} of {run.name!r} is not over at {row.place}",
-            next_step=f"kgorch stop {run.name}, then start again",
-        )
 
 
 def _plan_next(engine: Engine, found: RemoteRun) -> None:

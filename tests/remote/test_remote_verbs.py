@@ -7,11 +7,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from kgorch.core.codes import RemoteState, RemoteWait
+from kgorch.cli.display import remote_rows
+from kgorch.core.codes import RemoteState, RemoteWait, RunState
 from kgorch.core.remote.place_values import RemoteStatus
 from kgorch.core.remote.session_states import Progress, RemoteSession
 from kgorch.db import remote, runs
 from kgorch.remote.session_rows import columns_of
+from kgorch.report import remote_view
 
 NOW = datetime.now(UTC)
 PLAN = 'name = "afar"\n[[stage]]\nname = "train"\nentry = "train.py"\n[remote]\non = "local"\n'
@@ -88,12 +90,35 @@ def test_stop_takes_back_what_was_not_pushed_and_start_plans_it_again(kgorch, en
 
 def test_what_runs_elsewhere_is_neither_removed_nor_queued_nor_started_here(kgorch, engine, run):
     add(engine, run, RemoteSession(1, RemoteState.RUNNING, NOW, pushed_at=NOW))
-    for words in (["rm", "afar", "--yes"], ["queue", "add", "afar"], ["start", "plan.toml"], ["resume", "afar"]):
+    verbs = ["rm", "afar", "--yes"], ["queue", "add", "afar"], ["start", "plan.toml"], ["resume", "afar"]
+    others = [["start", "plan.toml"], ["remote", "start", "plan.toml"], ["slurm", "submit", "plan.toml"]]
+    for words in (*verbs, *([*other, "--fresh"] for other in others)):
         said = kgorch(*words, code=2).stderr
         assert "session 1 of 'afar" in said or "session 1 of afar/1" in said, words
         assert "is not over at local" in said and "kgorch stop afar" in said
     assert "kgorch stop afar" in kgorch("queue", "drop", "afar", code=2).stderr
     assert "there is no session kgorch-afar-012345-001" in kgorch("logs", code=2).stderr
+
+
+def test_a_new_run_beside_a_stopped_one_closes_the_session_that_goes_on_and_says_so(kgorch, engine, run):
+    url = "https://www.kaggle.com/code/ada/afar-001"
+    row = add(engine, run, RemoteSession(1, RemoteState.RUNNING, NOW, pushed_at=NOW), url=url)
+    remote.mark_last(engine, run.id)
+    done = kgorch("remote", "start", "plan.toml", "--fresh")
+    assert f"session 1 of 'afar' may go on at local until it ends by itself: {url}" in done.stdout + done.stderr
+    [(_, number, planned)] = remote.open_sessions(engine)
+    assert (number, planned.number, planned.state) == (2, 1, RemoteState.PLANNED)
+
+    answered = {"state": RemoteState.RUNNING, "status": RemoteStatus.RUNNING}
+    assert remote.save(engine, row.id, answered).state == RemoteState.STOPPED, (
+        "a visit that was under way opens nothing"
+    )
+    following = columns_of(RemoteSession(2, RemoteState.PLANNED, NOW)) | {"place": "local", "name": "n", "nonce": "00"}
+    closed = remote.close(engine, row.id, {"state": RemoteState.COLLECTED}, following, {"state": RunState.FINISHED})
+    assert "--fresh began another run" in closed.why and len(remote.of_run(engine, run.id)) == 1
+    assert runs.by_id(engine, run.id).state == RunState.SUPERSEDED
+    sentence = remote_rows.sentence(remote_view.session(closed))
+    assert sentence == "no longer followed: --fresh began another run of this name"
 
 
 def test_rm_names_the_sessions_that_stay_at_the_place(kgorch, engine, run):

@@ -50,7 +50,8 @@ def rows(view: View) -> list[tuple[str, str]]:
 
 def sentence(view: View) -> str:
     """The state, and what it waits for."""
-    text = STATES[view["state"]]
+    is_left = view["state"] == RemoteState.STOPPED and view["pushed_at"]  # another run has taken the place of its run
+    text = "no longer followed" if is_left else STATES[view["state"]]
     if view["wait"] and view["state"] in REMOTE_OPEN:
         text += f"; {WAITS[view['wait']]}"
     return text + (f": {render.printable(view['why'])}" if view["why"] else "")
