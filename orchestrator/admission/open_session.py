@@ -229,6 +229,7 @@ def adopt(
 ) -> ReadySession:
     """Training has outlived its supervisor: take it over as it runs, up to the wall that was, or one that is given now."""
     engine, run, plan, profile = context.engine, context.run, context.plan, context.profile
+    newest = checkpoint_rows.newest_verified(engine, run.id)
     # First the CUDA_VISIBLE_DEVICES of the training: what the session costs follows from the GPUs that it has.
     told = launcher.shim_environment(Path(attempt.folder)).get(gpu_locks.VISIBLE)
     claim = gpu_locks.reacquire(home_of_folder(run.folder), told, share=plan.session.share)
@@ -246,6 +247,8 @@ def adopt(
         reason=last.reason,
         why=last.why,
         has_saved=last.id in checkpoint_rows.newest_by_session(engine, [last.id]),
+        # only what its script does after the training is left
+        is_final=newest is not None and newest.final and (newest.session_id, newest.stage) == (last.id, attempt.stage),
     )
     fleet.renew_session(engine, last.id)
     columns: dict[str, Any] = {

@@ -288,8 +288,8 @@ def _forecast(
     hours: QuotaForecast | None = None
     if terms:
         hours = PoolHours(terms.quota, quota_pools.uses(engine, terms.quota, now), terms.factor)
-    # Besides the last ones there are the best and a new best, until that is read back and the old one may be deleted.
-    count = plan.checkpoint.keep.last + 2 * (plan.checkpoint.keep.best is not None)
+    # Besides the last ones there are the best, and a new one until it is read back and an old one may be deleted.
+    count = plan.checkpoint.keep.last + 1 + (plan.checkpoint.keep.best is not None)
     model = SessionModel(length_s=wall_s, ending_s=save_lead_s, hours=hours)
     outlay = cost_estimate.estimate_cost(costs, now, model, factor=terms.factor if terms else 1.0, position=reached)
     end = outlay.end

@@ -80,6 +80,10 @@ class CheckpointRecords:
     def save_failed(self, why: str) -> None:
         self._dispatch(SaveFailed(why))
 
+    def make_room(self) -> None:
+        """Delete what may go: a save has failed, and the disk may be fuller than after the last one."""
+        self._journal.write(self._drop_expired)
+
     def passed_over(self, place: Path, error: KgorchError, was: Path | None) -> None:
         self._journal.note(
             EventKind.CHECKPOINT_QUARANTINED if was else EventKind.CHECKPOINT_SKIPPED,

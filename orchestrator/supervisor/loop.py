@@ -104,7 +104,7 @@ class Supervisor:
         self._live = live = LiveSession(
             engine, run, plan, opened.row, opened.session, clock or SystemClock(), opened.claim.environ,
             recorded=checkpoint_rows.verified_paths(engine, run.id), nodes=self._node_group(opened),
-            saved_step=opened.row.first_step,
+            saved_step=opened.row.first_step, is_attached=opened.session.is_final,
         )  # fmt: skip
         self._clock = live.clock
         self._recorder = Recorder(live, self._journal, opened.walls.ledger)
@@ -198,7 +198,10 @@ class Supervisor:
 
     def _sleep_s(self) -> float:
         instants = [at_s for at_s, _ in self._timers.values()]
-        if not self._refinement.is_busy and (due_s := core.next_due_s(self._live.state)) is not None:
+        if (
+            not self._refinement.is_busy
+            and (due_s := core.next_due_s(self._live.state, self._live.clock.now_s())) is not None
+        ):
             instants.append(due_s)
         return min([SLEEP_S, *(max(0.0, at_s - self._clock.now_s()) for at_s in instants)])
 

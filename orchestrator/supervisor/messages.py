@@ -59,6 +59,7 @@ class MessageHandler:
                 verifier.submit(lambda: verifier.verify(message))
             case SaveFailure(attempt=name, rank=rank, error=error) if live.is_current(name):
                 self._loop.dispatch(events.SaveFailed(f"rank {rank}: {error}" if rank >= 0 else error))
+                self._checkpoints.make_room()
             case Hello(rank=0, attempt=name) if live.is_current(name):
                 live.is_attached = True
                 if message.ready:

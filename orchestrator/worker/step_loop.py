@@ -245,7 +245,7 @@ class StepLoop:
         at.samples += samples
         self._batches_since += 1
         if self._optimizer_steps.is_accumulating(state.tracked.things):
-            state.timer.tick()
+            state.marker.enter("step")
             return
         at.step += 1
         self._audit.after_step()
@@ -258,7 +258,7 @@ class StepLoop:
     def _boundary(self) -> None:
         state = self._state
         timer = state.timer
-        timer.step_s = timer.tick()
+        timer.end_step()
         if state.resources.sample(timer.ticked_s):  # about once a second: both ask the allocator
             self._report_refusals()
         if state.metrics.pending:  # copies from a GPU

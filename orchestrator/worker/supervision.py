@@ -60,7 +60,7 @@ class StatusReporter:
             at.step,
             at.samples,
             gap_s=gap_s,
-            step_s=state.timer.step_s,
+            step_s=state.timer.usual_s,
             steps_total=at.steps_total,
             epochs_total=at.epochs_total,
             metrics=state.metrics.values,

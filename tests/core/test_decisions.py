@@ -212,6 +212,14 @@ def test_a_disk_that_others_fill_costs_neither_the_last_two_nor_the_best():
     assert to_drop(saves, RetentionRule(last=4, room_bytes=250)) == ("1", "2")
 
 
+def test_two_checkpoints_that_take_most_of_the_disk_leave_room_for_the_next():
+    """7 GB each, as on Kaggle's 20 GB: the next one needs 8.4, so the last alone may stay."""
+    saves = [_saved(step, metrics={"dice": 1.0 / step}) for step in (1, 2)]
+    assert to_drop(saves, RetentionRule(last=3, room_bytes=166)) == ("1",)
+    assert to_drop(saves, RetentionRule(last=3, best=("dice", True), room_bytes=166)) == ()
+    assert to_drop(saves, RetentionRule(last=3, room_bytes=99)) == (), "even that would not make enough room"
+
+
 def test_each_kth_checkpoint_of_a_stage_is_kept_for_good_whatever_was_dropped_between():
     kept = [RetentionCandidate(str(n), "train", n, 10, float(n), verified=True, number=n) for n in (2, 5, 6, 7, 8, 9)]
     assert to_drop(kept, RetentionRule(last=1, every=3)) == (

@@ -57,6 +57,18 @@ def test_what_a_script_does_after_its_training_is_done_in_the_next_session_where
     assert kgorch.status()["step"] == 8 and finals(kgorch) == ["step-00000008-final"]
 
 
+def test_who_takes_a_session_over_asks_nothing_more_of_ranks_whose_training_is_done(kgorch):
+    plan = kgorch.plan("after_training.py", ranks=2, every="1s", args={"after": 15})
+    supervisor = kgorch.background("start", str(plan))
+    wait_until(lambda: kgorch.try_status() and finals(kgorch), what="the final checkpoint is verified")
+    supervisor.kill()
+    supervisor.wait()
+    kgorch("start", str(plan))
+    assert kgorch.status()["state"] == "finished" and kgorch.events("adopted")
+    kinds = [event["kind"] for event in kgorch.events()]
+    assert not {"checkpoint_due", "save_failed"} & set(kinds[kinds.index("adopted") :]), kinds
+
+
 def test_work_after_the_training_that_is_killed_or_fails_is_done_again_and_trains_nothing(kgorch):
     plan = kgorch.plan("after_training.py", args={"after": 600})
     supervisor = kgorch.background("start", str(plan))

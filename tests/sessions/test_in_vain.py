@@ -86,6 +86,19 @@ def test_a_session_that_could_save_nothing_ends_the_run_and_says_why(kgorch, sma
     assert kgorch.status()["state"] == "failed" and kgorch.status()["next"]["at"] is None
 
 
+@needs_root
+def test_checkpoints_of_two_fifths_of_the_disk_are_saved_again_and_again(kgorch, small_disk):
+    """As 7 GB on Kaggle's 20: two of them stayed, and no further one had room."""
+    subprocess.run(["mount", "-o", "remount,size=40m", small_disk], check=True)
+    plan = kgorch.plan(args={"epochs": 12, "sleep": 0.1, "pad": 1_900_000}, every="1s")
+    plan.write_text(plan.read_text().replace("[checkpoint]", f"[checkpoint]\n{on_disk(small_disk)}"))
+    kgorch("start", str(plan))
+    [saved] = kgorch.look("checkpoints", "list", "test")
+    assert 15e6 < saved["bytes"] < 16e6 and saved["final"]
+    assert len(kgorch.events("checkpoint_verified")) > 3 and not kgorch.events("save_failed")
+    assert kgorch.status()["state"] == "finished"
+
+
 def fill(disk: Path, *, leave_bytes: int) -> None:
     room = os.statvfs(disk)
     (disk / "others").write_bytes(b"x" * max(0, room.f_bavail * room.f_frsize - leave_bytes))

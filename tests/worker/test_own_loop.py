@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -94,6 +95,16 @@ def test_batches_that_are_accumulated_by_hand_are_one_step_and_the_total_counts_
         train(*net, steps=number % 3 == 2)
         totals.append(session._state.position.steps_total)
     assert session.step == 4 and totals[0] == 12 and totals[-1] == 4
+
+
+def test_a_step_of_accumulated_batches_takes_as_long_as_all_of_them(session, net):
+    """The ranks save at steps alone, so the lead of the last save has to count these."""
+    for number in range(8):
+        session.boundary()
+        time.sleep(0.05)
+        train(*net, steps=number % 4 == 3)
+    session.end()
+    assert session._state.timer.usual_s >= 0.2
 
 
 def test_a_step_whose_optimizer_a_scaler_has_skipped_counts_once_its_gradients_are_gone(net):

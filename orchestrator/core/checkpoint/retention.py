@@ -51,8 +51,8 @@ class RetentionRule:
         every: each k-th one; None for none.
         best: metric, and whether its highest value is the best; None for none.
         disk_bytes: limit of all stages together, for which even the best are deleted, last of all; None for none.
-        room_bytes: limit beyond which no next checkpoint finds room on the disk. For it the last two, each k-th and the best are
-            not deleted. None for none.
+        room_bytes: limit beyond which no next checkpoint finds room on the disk. For it each k-th and the best are not deleted,
+            and the last but one only where that makes enough room. None for none.
     """
 
     last: int = 3
@@ -80,12 +80,19 @@ def to_drop(checkpoints: Sequence[RetentionCandidate], rule: RetentionRule) -> t
             best.add(best_one.key)
         each |= {item.key for item in of_stage if rule.every and item.number % rule.every == rule.every - 1}
         wanted |= {item.key for item in of_stage[-max(rule.last, 1) :]} | best | each
-    # Files of others fill the disk: that may cost all but the last two, each k-th and the best.
-    spare = {item.key for item in verified[:-2]} & wanted - best - each - permanent
-    wanted -= _beyond(verified, wanted, spare, rule.room_bytes)
+    spare = wanted - best - each - permanent
+    last_two = {item.key for item in verified[-2:]}
+    wanted -= _beyond(verified, wanted, spare - last_two, rule.room_bytes)
+    # two that take most of the disk would keep every further one from it; files of others that fill it cost only older ones
+    if rule.room_bytes is not None and _size(verified, wanted - (spare & last_two)) <= rule.room_bytes:
+        wanted -= _beyond(verified, wanted, spare & last_two, rule.room_bytes)
     wanted -= _beyond(verified, wanted, wanted - permanent - best, rule.disk_bytes)
     wanted -= _beyond(verified, wanted, wanted - permanent, rule.disk_bytes)
     return tuple(item.key for item in verified if item.key not in wanted)
+
+
+def _size(checkpoints: Sequence[RetentionCandidate], keys: set[str]) -> int:
+    return sum(item.bytes for item in checkpoints if item.key in keys)
 
 
 def best_of(of_stage: Sequence[RetentionCandidate], metric: str, highest: bool) -> RetentionCandidate | None:
@@ -100,7 +107,7 @@ def _beyond(
     verified: Sequence[RetentionCandidate], wanted: set[str], spare: set[str], limit_bytes: int | None
 ) -> set[str]:
     """Of `spare` the oldest ones, until the rest fits into the limit; all of them where that is not enough."""
-    used, excess = sum(item.bytes for item in verified if item.key in wanted), set[str]()
+    used, excess = _size(verified, wanted), set[str]()
     for item in verified:
         if limit_bytes is None or used <= limit_bytes:
             break

@@ -74,8 +74,11 @@ class CheckpointVerified(Event):
 
 @dataclass(frozen=True, slots=True)
 class SaveFailed(Event):
+    """A save has failed, or is overdue: then nobody knows whether it will come."""
+
     kind = EventKind.SAVE_FAILED
     why: str
+    overdue: bool = False
 
 
 @dataclass(frozen=True, slots=True)

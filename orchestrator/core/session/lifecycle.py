@@ -299,7 +299,7 @@ def due(session: LifecycleState, now: Instant) -> Iterator[Event]:
         if deadline_s is None or now + session.save_s <= deadline_s:  # else the last save would wait for this one
             yield CheckpointDue()
     elif session.phase is P.SAVING and now >= session.overdue_s:
-        yield SaveFailed(f"no checkpoint within {now - session.entered_s:.0f} s of asking")
+        yield SaveFailed(f"no checkpoint within {now - session.entered_s:.0f} s of asking", overdue=True)
     elif session.phase is P.DIAGNOSING and now >= session.diagnosed_s:
         yield Diagnosed("the ranks hang, and their stacks could not be collected")
     elif session.phase is P.STOPPING and now >= session.kill_s:
@@ -308,12 +308,12 @@ def due(session: LifecycleState, now: Instant) -> Iterator[Event]:
         yield LastSaveLate()
 
 
-def next_due_s(session: LifecycleState) -> Instant | None:
+def next_due_s(session: LifecycleState, now: Instant) -> Instant | None:
     """When `due` will have something to say, if nothing else happens before."""
     instants = {
         P.STARTING: (session.deadline_s,),
         P.RECOVERING: (session.deadline_s,),
-        P.TRAINING: (session.deadline_s, session.next_save_s if _leaves_time(session) else None),
+        P.TRAINING: (session.deadline_s, session.next_save_s if _leaves_time(session, now) else None),
         P.SAVING: (session.deadline_s, session.overdue_s),
         P.DIAGNOSING: (session.deadline_s, session.diagnosed_s),
         P.STOPPING: (session.kill_s, session.rescue_s if _needs_rescue(session) else None),
@@ -321,11 +321,11 @@ def next_due_s(session: LifecycleState) -> Instant | None:
     return min((instant for instant in instants if instant is not None), default=None)
 
 
-def _leaves_time(session: LifecycleState) -> bool:
+def _leaves_time(session: LifecycleState, now: Instant) -> bool:
     """Whether the next periodic save is over before the last one is due."""
     if session.is_final:
         return False
-    return session.deadline_s is None or session.next_save_s + session.save_s <= session.deadline_s
+    return session.deadline_s is None or max(now, session.next_save_s) + session.save_s <= session.deadline_s
 
 
 def _needs_rescue(session: LifecycleState) -> bool:
@@ -363,8 +363,9 @@ def _applied(session: LifecycleState, event: Event, now: Instant) -> LifecycleSt
             return replace(saved, saves=saves, blocking_s=blocking_s, is_measured=True)
         case LastSaveLate():
             return replace(session, is_rescued=True)
-        case SaveFailed(why):
-            return replace(session, saved_s=now, save_error=why)  # asked again after one interval, not at once
+        case SaveFailed(why, overdue):
+            error = session.save_error if overdue else why  # ranks that have not come to a step yet cannot save
+            return replace(session, saved_s=now, save_error=error)  # asked again after one interval, not at once
         case WallMoved(wall):
             if wall is None or (
                 session.phase is P.STOPPING and session.wall_s is not None and wall.at_s > session.wall_s

@@ -38,7 +38,7 @@ def training() -> LifecycleState:
 
 def test_it_is_asked_to_stop_as_long_before_the_wall_as_a_stop_takes(training):
     assert training.deadline_s == 1000.0 - 65.0
-    assert next_due_s(training) == training.deadline_s
+    assert next_due_s(training, 5.0) == training.deadline_s
     assert list(due(training, 935.0)) == [DeadlineReached()]
 
 

@@ -257,7 +257,11 @@ def test_no_periodic_save_is_begun_that_the_last_one_would_have_to_wait_for():
     late = replace(session, saved_s=77.0)
     assert late.deadline_s is not None and late.next_save_s < late.deadline_s < late.next_save_s + late.save_s
     assert not list(due(late, 87.5))
-    assert next_due_s(late) == late.deadline_s
+    assert next_due_s(late, 77.0) == late.deadline_s
+    # The deadline has come nearer to a save that was due, and no time is left for it: nothing is due until then.
+    passed = replace(session, saved_s=75.0)
+    assert passed.next_save_s + passed.save_s <= passed.deadline_s and not list(due(passed, 87.5))
+    assert next_due_s(passed, 87.5) == passed.deadline_s
 
 
 def test_a_last_save_in_time_leaves_the_snapshot_alone(training):
@@ -305,6 +309,16 @@ def test_a_save_that_never_comes_is_given_up(training):
     saving, _ = advance(replace(training, wall_s=None), CheckpointDue(), 20.0)
     [event] = due(saving, saving.overdue_s)
     assert isinstance(event, SaveFailed)
+
+
+def test_a_stop_after_a_save_that_was_overdue_is_no_failure(training):
+    """Ranks that prepare for long after track() come to no step, so no save can come; nothing says that none ever would."""
+    saving, _ = advance(replace(training, wall_s=None), CheckpointDue(), 20.0)
+    [late] = due(saving, saving.overdue_s)
+    trains, _ = advance(saving, late, saving.overdue_s)
+    stopping, _ = advance(trains, StopRequested(Reason.USER), 400.0)
+    ended, actions = advance(stopping, GraceExpired(), stopping.kill_s)
+    assert ended.phase is Phase.CUT_OFF and any(isinstance(action, NextSession) for action in actions)
 
 
 def test_a_sigterm_brings_the_wall_nearer_and_is_the_same_path(training):
@@ -457,7 +471,7 @@ def test_whatever_happens_an_end_queues_a_resume_unless_it_is_finished_or_failed
         except IllegalTransition:
             continue
         queued += sum(isinstance(action, NextSession) for action in actions)
-        at = next_due_s(session)
+        at = next_due_s(session, now)
         assert at is None or list(due(session, at)), "what is announced as due is due then"
     assert queued == (session.phase in (Phase.SUSPENDED, Phase.CUT_OFF))
 
