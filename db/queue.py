@@ -59,11 +59,14 @@ def queue_resume(
 ) -> None:
     """Put the run into the queue, as part of the caller's transaction. Its row that waits is replaced.
 
-    A claimed row keeps its claim. `failed_starts` goes on counting where the last session made no progress.
+    A claimed row keeps its claim. Only a stop by the user ends it, because the claimant must not resume the run then.
+    `failed_starts` goes on counting where the last session made no progress.
     """
     newest = orm.scalars(_newest(run_id)).first()
     if newest and newest.state == ResumeState.CLAIMED:  # the claimant recovers the session and opens the next one
         newest.reason, newest.why = reason, why
+        if reason == Reason.USER:
+            newest.state, newest.due_at, newest.lease_expires_at = ResumeState.DUE, None, None
         return
     session = orm.scalars(
         select(SessionRow).where(SessionRow.run_id == run_id).order_by(SessionRow.number.desc()).limit(1)

@@ -137,7 +137,8 @@ def put_back(
     False where the claimant no longer has the claim.
     """
     with Orm(engine) as orm, orm.begin():
-        row = orm.scalars(select(Resume).where(Resume.id == resume_id, *_is_claimed_by(claimant))).first()
+        query = select(Resume).where(Resume.id == resume_id, *_is_claimed_by(claimant))
+        row = orm.scalars(query.with_for_update()).first()  # a stop that ends the claim just now stays one
         if row is None:
             return False
         row.state = ResumeState.DUE if due_at else ResumeState.FAILED

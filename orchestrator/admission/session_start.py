@@ -151,12 +151,15 @@ def _open_or_adopt(context: RunContext, lock: FileLock, request: _SessionRequest
         if Reason.USER in (before, last.reason) and not request.by_user:
             queue.put(engine, run.id, reason=Reason.USER, due_at=None)
             return NoSession(run, NotStarted.STOPPED)
+    elif not request.by_user and _is_queued_as(engine, run, Reason.USER):  # stopped since the daemon claimed it
+        return NoSession(run, NotStarted.STOPPED)
     # A supervisor may die after it has recorded the session's end and before it has ended the processes.
     if attempt and not launcher.kill(Path(attempt.folder)):
         raise KgorchError(
             f"processes of {attempt.folder} do not end", next_step="see what holds them (ps), then start again"
         )
-    if last and last.phase == Phase.FAILED and not request.by_user and _was_lost(engine, run):
+    # A failure that the database did not take at first is known by now, and only a user tries a failed run again.
+    if last and last.phase == Phase.FAILED and not request.by_user and _is_queued_as(engine, run, Reason.LOST):
         conclude(engine, run, Phase.FAILED, last.why)
         return NoSession(run, NotStarted.FAILED)
     if request.source:
@@ -186,8 +189,6 @@ def _open_or_adopt(context: RunContext, lock: FileLock, request: _SessionRequest
     return open_session(context, lock, request.until)
 
 
-def _was_lost(engine: Engine, run: RunInfo) -> bool:
-    """Whether the run is queued only because its supervisor had died. A failure that the database did not take then is known by
-    now, and only a user tries a failed run again."""
+def _is_queued_as(engine: Engine, run: RunInfo, reason: Reason) -> bool:
     row = queue.pending_resume(engine, run.id)
-    return row is not None and row.reason == Reason.LOST
+    return row is not None and row.reason == reason

@@ -8,6 +8,9 @@ from types import SimpleNamespace
 
 import psycopg
 import pytest
+from harness import wait_until
+from sqlalchemy import text
+from sqlalchemy.orm import Session as Orm
 
 from kgorch.core.codes import EventKind, Phase, Reason
 from kgorch.core.session import events
@@ -158,6 +161,39 @@ def test_a_session_that_another_machine_has_ended_writes_nothing_more(machines):
     first, second = sessions.of_run(machines["a"], "id-ink")
     assert (first.phase, first.step, second.id, second.phase) == ("cut_off", 7, following.id, "queued")
     assert runs.by_id(machines["a"], "id-ink").machine == "b"
+
+
+def has_blocked(engine) -> bool:
+    """Whether a transaction on this database waits for another one."""
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    with engine.connect() as connection:
+        return bool(connection.scalar(text(waiting)))
+
+
+STOPPED = {"reason": Reason.USER, "why": "stopped by the user", "due_at": None}
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["after the stop", "during the stop"])
+def test_a_stop_by_the_user_is_not_undone_by_another_machine_that_puts_its_claim_back(machines, is_late):
+    row, due_at = queued(machines["a"], "ink"), datetime.now(UTC) - timedelta(seconds=1)
+    queue_claims.claim(machines["b"], row, claimant("b"), by="daemon", snapshot=snapshot_of(machines["b"]))
+
+    def put_back() -> None:
+        queue_claims.put_back(machines["b"], row, claimant("b"), due_at=due_at, failed_starts=0, error="it is live")
+
+    other = threading.Thread(target=put_back)
+    with Orm(machines["a"]) as orm, orm.begin():
+        queue.queue_resume(orm, "id-ink", **STOPPED)
+        orm.flush()
+        if is_late:
+            other.start()
+            wait_until(lambda: has_blocked(machines["a"]), what="the other machine waits for the row")
+    if not is_late:
+        other.start()
+    other.join(timeout=60)
+    waits = queue.pending_resume(machines["a"], "id-ink")
+    assert (waits.state, waits.reason, waits.due_at) == ("due", "user", None)
+    assert names(machines["b"]) == []
 
 
 def test_an_entry_that_is_written_again_because_its_answer_was_lost_is_no_end_by_another(machines):

@@ -20,10 +20,13 @@ import pytest
 from harness import processes_of, wait_until
 from sqlalchemy.exc import OperationalError
 
+from kgorch.admission import moved_state
+from kgorch.admission.requests import SILENT
 from kgorch.core import scheduling as core
-from kgorch.core.codes import Reason
+from kgorch.core.codes import NotStarted, Reason
 from kgorch.db import active_sessions, queue, queue_claims, runs, sessions
 from kgorch.db.engine import open_database
+from kgorch.platforms.generic import PROFILE
 from kgorch.protocol.messages import Response
 from kgorch.scheduler import claimed_resume, daemon_api
 from kgorch.scheduler.daemon import Daemon
@@ -297,6 +300,34 @@ def test_what_happens_to_a_session_while_a_daemon_looks_at_it_is_not_undone(kgor
     monkeypatch.setattr(active_sessions, "all_of", lambda _: seen)
     Daemon(engine, kgorch.home)._queue_orphans(datetime.now(UTC))
     assert queue.pending_resume(engine, run) == before
+    engine.dispose()
+
+
+def claimed(engine, run: str) -> str:
+    """The claim of the run's row by this process, as its daemon."""
+    row, us = queue.pending_resume(engine, run), claimed_resume.own_identity(engine)
+    assert queue_claims.claim(engine, row.id, us, by="daemon", snapshot=queue_claims.QueueSnapshot(9, 9))
+    return claimed_resume.token(row.id, us)
+
+
+def test_a_stop_that_comes_while_a_claimed_run_is_resumed_is_not_undone(kgorch, monkeypatch):
+    """As in a fleet, where the machine of the session comes back."""
+    kgorch("start", str(kgorch.plan()), "--queue")
+    engine = open_database(kgorch.home)
+    run = runs.newest(engine, "test").id
+    session, claim = sessions.open_session(engine, run, boot_id="b"), claimed(engine, run)
+
+    def stop(*_) -> None:
+        resume = {"reason": Reason.USER, "why": "", "due_at": None}
+        ended = {"kind": "attempt_suspended", "phase": "suspended", "facts": {}}
+        sessions.record(engine, run, session.id, **ended, reason=Reason.USER, resume=resume)
+
+    monkeypatch.setattr(moved_state, "bring", stop)
+    result = claimed_resume.resume(engine, kgorch.home, PROFILE, "test", claim, SILENT)
+    assert result.why is NotStarted.STOPPED
+    waits = queue.pending_resume(engine, run)
+    assert (waits.state, waits.reason, waits.due_at) == ("due", "user", None)
+    assert len(sessions.of_run(engine, run)) == 1
     engine.dispose()
 
 
