@@ -147,8 +147,9 @@ def _open_or_adopt(context: RunContext, lock: FileLock, request: _SessionRequest
             return adopt(context, last, attempt, lock, request.until)
         before = last.reason
         last = recover_session(engine, run, plan, last, attempt, terms_of(plan, profile))
-        # The daemon does not resume what a user has stopped, also if the supervisor died while it stopped.
-        if Reason.USER in (before, last.reason) and not request.by_user:
+        # The daemon does not resume what a user has stopped and not queued since, also if the supervisor died while it stopped.
+        is_stopped = Reason.USER in (before, last.reason) and not _is_queued_as(engine, run, Reason.QUEUED)
+        if is_stopped and not request.by_user:
             queue.put(engine, run.id, reason=Reason.USER, due_at=None)
             return NoSession(run, NotStarted.STOPPED)
     elif not request.by_user and _is_queued_as(engine, run, Reason.USER):  # stopped since the daemon claimed it

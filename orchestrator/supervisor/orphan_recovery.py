@@ -8,18 +8,19 @@ from __future__ import annotations
 import os
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Engine
 
 from kgorch.checkpoint import registry
 from kgorch.checkpoint.folder import readable_checkpoints
 from kgorch.checkpoint.verify import verify_checkpoint
-from kgorch.core.codes import CheckpointState
+from kgorch.core.codes import CheckpointState, Reason
 from kgorch.core.session import events, notification_policy
 from kgorch.core.session import lifecycle as core
 from kgorch.core.session.lifecycle_state import LifecycleState
 from kgorch.db import checkpoints as checkpoint_rows
-from kgorch.db import fleet, sessions
+from kgorch.db import fleet, queue, sessions
 from kgorch.db.rows import AttemptInfo, RunInfo, SessionInfo
 from kgorch.errors import CheckpointBroken, CheckpointUnreadable
 from kgorch.launch import attempts, remedies
@@ -50,6 +51,7 @@ def recover_session(
     if attempt:
         metric_curves.import_file(engine, attempt)
     if ending := ending_files.read(Path(run.folder), last.number):
+        ending["resume"] = _unless_queued(engine, run, ending.get("resume"))
         sessions.record(engine, run.id, last.id, **ending)
         ending_files.forget(Path(run.folder), last.number)
         if attempt and attempt.stage:
@@ -74,7 +76,8 @@ def recover_session(
         columns["adjustment"] = remedies.columns(run, running.row, end)
     if resume := move.record.resume:
         due_at = None if resume.when_asked else _due_at(engine, last, terms)
-        columns["resume"] = {"reason": resume.reason, "why": resume.why, "due_at": due_at}
+        entry = {"reason": resume.reason, "why": resume.why, "due_at": due_at}
+        columns["resume"] = _unless_queued(engine, run, entry)
     sessions.record(engine, run.id, last.id, **columns, step=step)
     row = _row(engine, run)
     _notify(engine, run, plan, row, notification_policy.notice_of(move.event, move.session, number=row.number))
@@ -96,6 +99,13 @@ def _notify(
     notifier.tell(notice, session=row.number, stage=row.stage, step=row.step, metrics=dict(row.metrics))
     notifier.hurry()
     notifier.finish(notifications.END_S)
+
+
+def _unless_queued(engine: Engine, run: RunInfo, entry: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The next session; None where the user has stopped this one and has queued the run since: that place in the queue stays."""
+    waits = queue.pending_resume(engine, run.id)
+    is_queued = waits is not None and waits.reason == Reason.QUEUED
+    return None if is_queued and entry and entry.get("reason") == Reason.USER else entry
 
 
 def _newest_saved(engine: Engine, run: RunInfo, stage: str) -> int:

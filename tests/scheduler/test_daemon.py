@@ -14,22 +14,25 @@ import subprocess
 import sys
 import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import psutil
 import pytest
 from harness import processes_of, wait_until
 from sqlalchemy.exc import OperationalError
 
-from kgorch.admission import moved_state
+from kgorch.admission import moved_state, session_start
 from kgorch.admission.requests import SILENT
 from kgorch.core import scheduling as core
 from kgorch.core.codes import NotStarted, Reason
 from kgorch.db import active_sessions, queue, queue_claims, runs, sessions
 from kgorch.db.engine import open_database
+from kgorch.hardware.gpu_locks import GpusUnavailable
 from kgorch.platforms.generic import PROFILE
 from kgorch.protocol.messages import Response
 from kgorch.scheduler import claimed_resume, daemon_api
 from kgorch.scheduler.daemon import Daemon
+from kgorch.supervisor import ending_files
 from kgorch.system import process_identity
 from kgorch.system.sockets import control_socket
 
@@ -328,6 +331,34 @@ def test_a_stop_that_comes_while_a_claimed_run_is_resumed_is_not_undone(kgorch, 
     waits = queue.pending_resume(engine, run)
     assert (waits.state, waits.reason, waits.due_at) == ("due", "user", None)
     assert len(sessions.of_run(engine, run)) == 1
+    engine.dispose()
+
+
+@pytest.mark.parametrize("is_in_file", [False, True], ids=["cut off while it stopped", "known by a file"])
+def test_a_run_that_a_user_queues_after_a_stop_that_was_not_recorded_stays_queued(kgorch, monkeypatch, is_in_file):
+    kgorch("start", str(kgorch.plan()), "--queue")
+    engine = open_database(kgorch.home)
+    run = runs.newest(engine, "test")
+    session = sessions.open_session(engine, run.id, boot_id="b")
+    queue.mark_started(engine, run.id, claimed_resume.own_identity(engine), by="x")
+    if is_in_file:
+        resume = {"reason": Reason.USER, "why": "", "due_at": None}
+        ended = {"kind": "attempt_suspended", "phase": "suspended", "facts": {}, "reason": Reason.USER}
+        ending_files.write(Path(run.folder), session.number, {**ended, "resume": resume})
+    else:
+        sessions.update_session(engine, session.id, phase="stopping", reason=Reason.USER)
+    kgorch("queue", "add", "test")
+
+    def busy(*_):
+        raise GpusUnavailable("1 GPU is free, the run needs 2")
+
+    monkeypatch.setattr(session_start, "open_session", busy)
+    for _ in range(2):  # the second time the stop is recorded
+        claim = claimed(engine, run.id)
+        assert claimed_resume.resume(engine, kgorch.home, PROFILE, "test", claim, SILENT) is None
+        waits = queue.pending_resume(engine, run.id)
+        assert (waits.state, waits.reason) == ("due", "queued") and waits.due_at is not None
+    assert sessions.last(engine, run.id).reason == "user"
     engine.dispose()
 
 
