@@ -13,7 +13,7 @@ from sqlalchemy.orm import aliased
 
 from kgorch.core.codes import LIVE, REASON_TEXT, Reason, RunState
 from kgorch.db import fleet
-from kgorch.db.queue import WAITING, count_of, is_no_job, queue_resume
+from kgorch.db.queue import WAITING, count_of, is_no_job, one_writer, queue_resume
 from kgorch.db.tables import Resume, Run, SessionRow
 
 
@@ -69,8 +69,10 @@ def queue_lost(engine: Engine, session: ActiveSession, due_at: datetime) -> bool
         # An UPDATE, not a SELECT: it waits for a supervisor that is just ending the session, and holds up those that come after it.
         if not count_of(orm.execute(update(SessionRow).where(*mine).values(phase=SessionRow.phase))):
             return False
-        if orm.scalar(select(Resume.id).where(Resume.run_id == session.run_id, Resume.state.in_(WAITING)).limit(1)):
-            return False
+        waiting = select(Resume.id).where(Resume.run_id == session.run_id, Resume.state.in_(WAITING)).limit(1)
+        with one_writer(orm, session.run_id):
+            if orm.scalar(waiting):
+                return False
         queue_resume(orm, session.run_id, reason=Reason.LOST, why=REASON_TEXT[Reason.LOST], due_at=due_at)
         return True
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from sqlalchemy import ColumnElement, Engine, Select, bindparam, delete, func, o
 from sqlalchemy.orm import Session as Orm
 
 from kgorch.core.codes import REASON_TEXT, Outcome, Reason, ResumeState, RunState
+from kgorch.db import fleet
 from kgorch.db.rows import ResumeInfo
 from kgorch.db.runs import now, to_info
 from kgorch.db.tables import Attempt, Resume, Run, SessionRow, SlurmJobRow
@@ -62,7 +64,8 @@ def queue_resume(
     A claimed row keeps its claim. Only a stop by the user ends it, because the claimant must not resume the run then.
     `failed_starts` goes on counting where the last session made no progress.
     """
-    newest = orm.scalars(_newest(run_id)).first()
+    with one_writer(orm, run_id):
+        newest = orm.scalars(_newest(run_id)).first()
     if newest and newest.state == ResumeState.CLAIMED:  # the claimant recovers the session and opens the next one
         newest.reason, newest.why = reason, why
         if reason == Reason.USER:
@@ -91,6 +94,14 @@ def queue_resume(
     orm.add(row)
 
 
+def one_writer(orm: Orm, run_id: str) -> AbstractContextManager[None]:
+    """Until the transaction ends, no other one replaces the run's row. Two that both did would both insert, and one would fail.
+
+    A transaction that locks the row of a session, too, does so before.
+    """
+    return fleet.one_at_a_time(orm, f"queue of {run_id}")
+
+
 def _made_progress(orm: Orm, session: SessionRow) -> bool:
     """Whether an attempt of the session finished a stage or reached a step that no attempt before it had reached.
 
@@ -115,7 +126,7 @@ def put(
     Args:
         resource_request: columns of the row that differ from the inherited ones.
     """
-    with Orm(engine) as orm, orm.begin():
+    with Orm(engine) as orm, orm.begin(), one_writer(orm, run_id):
         orm.execute(
             update(Resume)
             .where(Resume.run_id == run_id, Resume.state == ResumeState.CLAIMED)

@@ -196,6 +196,37 @@ def test_a_stop_by_the_user_is_not_undone_by_another_machine_that_puts_its_claim
     assert names(machines["b"]) == []
 
 
+@pytest.mark.parametrize("is_stop_late", [True, False], ids=["the stop comes second", "the user comes second"])
+def test_of_two_machines_that_queue_a_run_in_the_same_moment_the_second_counts(machines, is_stop_late):
+    """A session ends on one machine, while a user of the other one queues the run."""
+    queued(machines["a"], "ink")
+    session = sessions.open_session(machines["a"], "id-ink", boot_id="same boot")
+    queue.mark_started(machines["a"], "id-ink", claimant("a"), by="x")
+    ended = {"kind": EventKind.EXIT_OVERDUE, "phase": Phase.SUSPENDED, "facts": {}, "resume": STOPPED}
+    add = {"reason": Reason.QUEUED, "due_at": datetime.now(UTC)}
+    first, second = machines["b" if is_stop_late else "a"], machines["a" if is_stop_late else "b"]
+    journal, errors = Journal(second, "id-ink", session.id), []
+
+    def write() -> None:
+        try:
+            if is_stop_late:
+                sessions.record(second, "id-ink", session.id, **ended)
+            else:
+                queue.put(second, "id-ink", **add)
+        except Exception as error:
+            errors.append(error)
+            raise
+
+    with Orm(first) as orm, orm.begin():
+        queue.queue_resume(orm, "id-ink", **({**add, "why": "queued"} if is_stop_late else STOPPED))
+        orm.flush()
+        journal.write(write)
+        wait_until(lambda: has_blocked(first), what="the other machine waits")
+    assert journal.close(30) and not errors
+    assert queue.pending_resume(first, "id-ink").reason == ("user" if is_stop_late else "queued")
+    assert sessions.last(first, "id-ink").phase == ("suspended" if is_stop_late else "queued")
+
+
 def test_an_entry_that_is_written_again_because_its_answer_was_lost_is_no_end_by_another(machines):
     queued(machines["a"], "ink")
     session = sessions.open_session(machines["a"], "id-ink", boot_id="same boot")
