@@ -99,12 +99,15 @@ def record(
         closes: the attempt that ended with the event, as close_attempt takes it.
         finishes: the stage that is done.
         adjustment: what the next attempt does otherwise, as kgorch.db.rungs.add takes it.
+
+    Raises: SessionTaken.
     """
     event = EventRow(run_id=run_id, session_id=session_id, at=at or now(), kind=kind, phase=phase, facts=facts)
     with Orm(engine) as orm, orm.begin():
-        _refuse_taken(orm, engine, session_id, phase)
+        found = _lock_phase(orm, engine, session_id)
         if at and rungs.is_written(orm, event):
             return
+        _refuse_taken(session_id, found)
         if closes:
             orm.execute(_closing(**closes))
         if finishes:
@@ -143,18 +146,23 @@ def has_ended_as(engine: Engine, session_id: int, phase: Phase) -> bool:
         return orm.scalar(select(SessionRow.phase).where(SessionRow.id == session_id)) == phase
 
 
-def _refuse_taken(orm: Orm, engine: Engine, session_id: int, phase: Phase | None = None) -> None:
-    """In a fleet another machine ends a session of which it has heard nothing for a lease. Its supervisor may come back then.
+def _lock_phase(orm: Orm, engine: Engine, session_id: int) -> Phase | None:
+    """The phase of a session, which no other machine changes until the transaction ends; None where there is no fleet."""
+    if not machine_of(engine):
+        return None
+    return orm.scalar(select(SessionRow.phase).where(SessionRow.id == session_id).with_for_update())
+
+
+def _refuse_taken(session_id: int, phase: Phase | None) -> None:
+    """In a fleet another machine ends a session of which it has heard nothing for a lease. Its supervisor may come back then, or a
+    third machine may end the session, too.
 
     Args:
-        phase: that is to be written; what was written in a try whose answer was lost is no end by another.
+        phase: that the session has.
     Raises: SessionTaken.
     """
-    if not machine_of(engine):
-        return
-    found = orm.scalar(select(SessionRow.phase).where(SessionRow.id == session_id).with_for_update())
-    if found in OVER and found != phase:
-        raise SessionTaken(f"session {session_id} is {found} by another machine's word")
+    if phase in OVER:
+        raise SessionTaken(f"session {session_id} is {phase} by another machine's word")
 
 
 def _now(orm: Orm, engine: Engine) -> datetime:
@@ -169,7 +177,7 @@ def update_session(engine: Engine, session_id: int, **columns: Any) -> None:
 def record_heartbeat(engine: Engine, session_id: int, attempt_id: int, **columns: Any) -> None:
     """The live figures, about once a second."""
     with Orm(engine) as orm, orm.begin():
-        _refuse_taken(orm, engine, session_id)
+        _refuse_taken(session_id, _lock_phase(orm, engine, session_id))
         orm.execute(
             update(SessionRow).where(SessionRow.id == session_id).values(heartbeat_at=_now(orm, engine), **columns)
         )

@@ -146,7 +146,10 @@ def _open_or_adopt(context: RunContext, lock: FileLock, request: _SessionRequest
             ownership.refuse_moved(home_of_folder(run.folder), run, attempt)
             return adopt(context, last, attempt, lock, request.until)
         before = last.reason
-        last = recover_session(engine, run, plan, last, attempt, terms_of(plan, profile))
+        try:
+            last = recover_session(engine, run, plan, last, attempt, terms_of(plan, profile))
+        except sessions.SessionTaken:  # another machine has just ended it, and opens the next one
+            return NoSession(run, NotStarted.LIVE)
         # The daemon does not resume what a user has stopped and not queued since, also if the supervisor died while it stopped.
         is_stopped = Reason.USER in (before, last.reason) and not _is_queued_as(engine, run, Reason.QUEUED)
         if is_stopped and not request.by_user:

@@ -46,6 +46,7 @@ def recover_session(
         attempt: its last one; None where none was launched.
         terms: of the quota; None where nothing is counted.
     Returns: the row as it is then.
+    Raises: SessionTaken: another machine of the fleet has ended it meanwhile.
     """
     late_charges.complete(engine, last, attempt, terms.quota.window if terms else None)
     if attempt:

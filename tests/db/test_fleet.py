@@ -12,7 +12,9 @@ from harness import wait_until
 from sqlalchemy import text
 from sqlalchemy.orm import Session as Orm
 
-from kgorch.core.codes import EventKind, Phase, Reason
+from kgorch.admission import session_start
+from kgorch.admission.requests import LocalState, ResumeRequest
+from kgorch.core.codes import EventKind, NotStarted, Phase, Reason
 from kgorch.core.session import events
 from kgorch.core.session import lifecycle as core
 from kgorch.core.session.lifecycle import NextSession
@@ -23,6 +25,8 @@ from kgorch.db.engine import open_fleet
 from kgorch.db.location import Fleet
 from kgorch.db.queue import Claimant
 from kgorch.db.queue_claims import QueueSnapshot
+from kgorch.limits import late_charges
+from kgorch.platforms.generic import PROFILE
 from kgorch.supervisor.recorder import Journal, Recorder
 from kgorch.system.clock import SystemClock
 
@@ -230,10 +234,45 @@ def test_of_two_machines_that_queue_a_run_in_the_same_moment_the_second_counts(m
 def test_an_entry_that_is_written_again_because_its_answer_was_lost_is_no_end_by_another(machines):
     queued(machines["a"], "ink")
     session = sessions.open_session(machines["a"], "id-ink", boot_id="same boot")
-    ended = {"kind": EventKind.EXIT_OVERDUE, "phase": Phase.SUSPENDED, "facts": {}}
+    ended = {"kind": EventKind.EXIT_OVERDUE, "phase": Phase.SUSPENDED, "facts": {}, "at": datetime.now(UTC)}
     for _ in range(2):
         sessions.record(machines["a"], "id-ink", session.id, **ended)
     assert sessions.last(machines["a"], "id-ink").phase == "suspended"
+
+
+@pytest.mark.parametrize("at", [None, datetime.now(UTC)], ids=["another that settles it", "its supervisor"])
+def test_of_two_machines_that_end_a_session_alike_only_the_first_does(machines, at):
+    queued(machines["a"], "ink")
+    session = sessions.open_session(machines["a"], "id-ink", boot_id="same boot")
+    ended = {"kind": EventKind.SESSION_LOST, "phase": Phase.CUT_OFF, "facts": {}}
+    sessions.record(machines["b"], "id-ink", session.id, **ended)
+    queue.mark_started(machines["b"], "id-ink", claimant("b"), by="x")
+    with pytest.raises(sessions.SessionTaken):
+        resume = {"reason": Reason.LOST, "why": "", "due_at": datetime.now(UTC)}
+        sessions.record(machines["a"], "id-ink", session.id, **ended, at=at, resume=resume)
+    assert len(sessions.events(machines["a"], "id-ink", limit=99)) == 1
+    assert queue.pending_resume(machines["a"], "id-ink") is None
+
+
+def test_a_start_of_a_run_whose_session_another_machine_is_just_settling_starts_nothing(
+    machines, monkeypatch, tmp_path
+):
+    plan = 'name = "ink"\n[[stage]]\nname = "train"\nentry = "t.py"\n'
+    folder = str(tmp_path / "runs" / "ink" / "1")
+    runs.create(
+        machines["a"], id="id-ink", name="ink", number=1, folder=folder, workdir=str(tmp_path), checkpoints="c", plan=plan,
+        overrides=[], plan_hash="h", stages=["train"],
+    )  # fmt: skip
+    session = sessions.open_session(machines["a"], "id-ink", boot_id="same boot")
+    sessions.update_session(machines["a"], session.id, lease_expires_at=datetime.now(UTC) - timedelta(seconds=1))
+    register(machines["b"], "a")  # the same state folder
+    lost = {"kind": EventKind.SESSION_LOST, "phase": Phase.FAILED, "facts": {}}
+    monkeypatch.setattr(
+        late_charges, "complete", lambda *_: sessions.record(machines["a"], "id-ink", session.id, **lost)
+    )
+    result = session_start.resume(LocalState(machines["b"], tmp_path, PROFILE), ResumeRequest("ink"))
+    assert result.why is NotStarted.LIVE
+    assert [(row.number, row.phase) for row in sessions.of_run(machines["b"], "id-ink")] == [(1, "failed")]
 
 
 def test_what_was_committed_before_a_connection_failed_is_written_once(machines, monkeypatch):
