@@ -13,8 +13,9 @@ from sqlalchemy import ColumnElement, Engine, and_, func, or_, select, update
 from sqlalchemy.orm import Session as Orm
 
 from kgorch.core.codes import LIVE, Phase, Reason, ResumeState, RunState
+from kgorch.db import fleet
 from kgorch.db.rows import ChargeInfo, PoolInfo, SessionInfo
-from kgorch.db.runs import now, to_info
+from kgorch.db.runs import to_info
 from kgorch.db.tables import Charge, Pool, Resume, Run, SessionRow
 
 MAX_OVERLAPS = 64
@@ -224,7 +225,7 @@ def wake_waiting_runs(engine: Engine, pool: str) -> int:
     with Orm(engine) as orm, orm.begin():
         of_pool = select(Run.id).where(Run.pool == pool)
         waiting = Resume.state == ResumeState.DUE, Resume.reason == Reason.QUOTA, Resume.run_id.in_(of_pool)
-        result = orm.execute(update(Resume).where(*waiting).values(due_at=now()))
+        result = orm.execute(update(Resume).where(*waiting).values(due_at=fleet.utc_now(orm)))
         return int(result.rowcount)  # type: ignore[attr-defined]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 
 from sqlalchemy import Engine
 
@@ -12,7 +12,7 @@ from kgorch.admission import import_files, ownership, remote_sessions, resolve_r
 from kgorch.admission.requests import SILENT, ImportWatcher, LocalState, StartRequest
 from kgorch.admission.resolve_run import NoSession
 from kgorch.core.codes import OVER, NotStarted, Reason, RunState
-from kgorch.db import queue, runs, sessions
+from kgorch.db import fleet, queue, runs, sessions
 from kgorch.db.rows import RunInfo
 from kgorch.errors import KgorchError
 from kgorch.hardware import gpu_locks
@@ -81,4 +81,6 @@ def _put(engine: Engine, run: RunInfo, plan: Plan, due_at: datetime | None, prio
     }  # a user who queues it again has removed the cause of failures
     if priority is not None:
         resource_request["priority"] = priority
+    if due_at and due_at <= datetime.now(UTC):  # at once, also by the clock of a fleet's server
+        due_at = min(due_at, fleet.server_now(engine))
     queue.put(engine, run.id, reason=Reason.QUEUED, due_at=due_at, resource_request=resource_request)

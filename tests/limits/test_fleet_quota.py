@@ -8,12 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from kgorch.admission import queue_entry
 from kgorch.core.codes import EventKind, Phase, Reason
 from kgorch.core.limits.quota import Quota
 from kgorch.core.limits.quota_windows import Never
-from kgorch.db import charges, fleet, runs, sessions
+from kgorch.db import charges, fleet, queue, runs, sessions
 from kgorch.db.engine import open_fleet
 from kgorch.db.location import Fleet
+from kgorch.db.rows import PoolInfo
 from kgorch.limits import quota_ledger, quota_pools
 from kgorch.limits.quota_ledger import Ledger, Terms
 from kgorch.plan import parse
@@ -34,7 +36,7 @@ def machines(postgres, tmp_path):
     engines = {name: open_fleet(Fleet(url, name), tmp_path / name) for name in "ab"}
     for name, engine in engines.items():
         runs.create(
-            engine, id=f"id-{name}", name=name, number=1, folder="/f", workdir="/w", checkpoints="/c", plan="",
+            engine, id=f"id-{name}", name=name, number=1, folder=f"/nowhere/runs/{name}/1", workdir="/w", checkpoints="/c", plan="",
             overrides=[], plan_hash="h", stages=["train"],
         )  # fmt: skip
     yield engines
@@ -96,6 +98,27 @@ def test_instants_of_charges_are_the_servers_whatever_a_machines_clock_says(mach
     row = sessions.open_session(machines["a"], "id-a", boot_id="b", pool="t4", charged=charged)
     started_at = charges.newest(machines["b"], row.id).started_at
     assert abs(started_at - datetime.now(UTC)) < timedelta(seconds=60)
+
+
+def test_a_run_that_a_machine_with_a_clock_ahead_makes_due_is_due_at_once(machines, monkeypatch):
+    class Ahead(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz) + timedelta(minutes=9)
+
+    monkeypatch.setattr(charges, "now", lambda: Ahead.now(UTC), raising=False)
+    monkeypatch.setattr(queue_entry, "datetime", Ahead)
+    runs.set_plan(machines["a"], "id-a", stages=["train"], plan=PLAN)
+    charges.set_pool(machines["a"], "id-a", PoolInfo("t4", 1000.0, "never", 0.0, datetime.now(UTC)))
+    run, tomorrow = runs.by_id(machines["a"], "id-a"), datetime.now(UTC) + timedelta(days=1)
+
+    def is_due() -> bool:
+        return queue.due_entry(machines["b"], "id-a", fleet.server_now(machines["b"])) is not None
+
+    assert queue_entry.enqueue_known(machines["a"], run, due_at=Ahead.now(UTC)) is None and is_due()
+    queue.put(machines["a"], "id-a", reason=Reason.QUOTA, due_at=tomorrow)
+    assert quota_pools.correct(machines["a"], "t4", 5.0)["resumed"] == 1 and is_due()
+    assert queue_entry.enqueue_known(machines["a"], run, due_at=tomorrow) is None and not is_due()
 
 
 def test_a_supervisor_whose_session_was_taken_over_charges_it_to_its_end(machines):
