@@ -65,6 +65,14 @@ def enqueue_known(engine: Engine, run: RunInfo, *, due_at: datetime, priority: i
             f"another run has taken the place of {run.name}/{run.number}: {run.why}",
             next_step=f"kgorch queue add {run.name} queues that one",
         )
+    last = sessions.last(engine, run.id)
+    if (
+        last
+        and last.phase not in OVER
+        and fleet.is_elsewhere(engine, last.machine)
+        and fleet.is_leased(engine, last.id)
+    ):
+        return NoSession(run, NotStarted.LIVE)
     if is_locked(lock_path(home_of_folder(run.folder), run.name)):
         return NoSession(run, NotStarted.LIVE)
     _put(engine, run, resolve_run.load_stored_plan(run), due_at, priority)

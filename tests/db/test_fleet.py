@@ -12,7 +12,7 @@ from harness import wait_until
 from sqlalchemy import text
 from sqlalchemy.orm import Session as Orm
 
-from kgorch.admission import session_start
+from kgorch.admission import queue_entry, session_start
 from kgorch.admission.requests import LocalState, ResumeRequest
 from kgorch.core.codes import EventKind, NotStarted, Phase, Reason
 from kgorch.core.session import events
@@ -31,6 +31,7 @@ from kgorch.supervisor.recorder import Journal, Recorder
 from kgorch.system.clock import SystemClock
 
 LEASE_S = 60.0
+PLAN = 'name = "ink"\n[[stage]]\nname = "train"\nentry = "t.py"\n'
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def register(engine, state_id: str) -> None:
 def queued(engine, name: str, **resource_request) -> int:
     run = runs.create(
         engine, id=f"id-{name}", name=name, number=1, folder=f"/home/x/runs/{name}/1", workdir="/w", checkpoints="runs/c",
-        plan="", overrides=[], plan_hash="h", stages=["train"],
+        plan=PLAN, overrides=[], plan_hash="h", stages=["train"],
     )  # fmt: skip
     queue.put(
         engine, run.id, reason=Reason.QUEUED, due_at=datetime.now(UTC) - timedelta(seconds=5),
@@ -231,6 +232,17 @@ def test_of_two_machines_that_queue_a_run_in_the_same_moment_the_second_counts(m
     assert sessions.last(first, "id-ink").phase == ("suspended" if is_stop_late else "queued")
 
 
+def test_a_run_that_trains_on_another_machine_cannot_be_queued(machines):
+    queued(machines["a"], "ink")
+    session = sessions.open_session(machines["a"], "id-ink", boot_id="same boot")
+    queue.mark_started(machines["a"], "id-ink", claimant("a"), by="x")
+    run, due_at = runs.by_id(machines["b"], "id-ink"), datetime.now(UTC)
+    answer = queue_entry.enqueue_known(machines["b"], run, due_at=due_at)
+    assert answer.why is NotStarted.LIVE and queue.pending_resume(machines["b"], "id-ink") is None
+    sessions.update_session(machines["a"], session.id, lease_expires_at=due_at - timedelta(seconds=1))
+    assert queue_entry.enqueue_known(machines["b"], run, due_at=due_at) is None
+
+
 def test_an_entry_that_is_written_again_because_its_answer_was_lost_is_no_end_by_another(machines):
     queued(machines["a"], "ink")
     session = sessions.open_session(machines["a"], "id-ink", boot_id="same boot")
@@ -257,10 +269,9 @@ def test_of_two_machines_that_end_a_session_alike_only_the_first_does(machines, 
 def test_a_start_of_a_run_whose_session_another_machine_is_just_settling_starts_nothing(
     machines, monkeypatch, tmp_path
 ):
-    plan = 'name = "ink"\n[[stage]]\nname = "train"\nentry = "t.py"\n'
     folder = str(tmp_path / "runs" / "ink" / "1")
     runs.create(
-        machines["a"], id="id-ink", name="ink", number=1, folder=folder, workdir=str(tmp_path), checkpoints="c", plan=plan,
+        machines["a"], id="id-ink", name="ink", number=1, folder=folder, workdir=str(tmp_path), checkpoints="c", plan=PLAN,
         overrides=[], plan_hash="h", stages=["train"],
     )  # fmt: skip
     session = sessions.open_session(machines["a"], "id-ink", boot_id="same boot")
