@@ -143,7 +143,7 @@ class _JobProcess:
                 return job_code
 
     def after_session(self, code: int, supervisors: int) -> int | None:
-        """Have follow what is to follow. Where that takes Slurm, wait for its controller, and decide by what it says then.
+        """Have follow what is to follow. Where that takes Slurm or the database, wait for it, and decide by what Slurm says then.
 
         Returns: the exit code of the job; None where another supervisor follows in it.
         """
@@ -168,7 +168,17 @@ class _JobProcess:
                         " type kgorch slurm submit PLAN"
                     )
                 say(f"{error.headline}; it is asked again")
-            self._stop.wait(CONTROLLER_POLL_S)
+            except SQLAlchemyError as error:
+                if time.monotonic() >= until_s:
+                    say(f"the end of the session could not be recorded: {_cause(error)}")
+                    if step.follow is Follow.NOTHING:
+                        return code if code >= 0 else int(ExitCode.BUG)
+                    return self._give_up(
+                        "the database was not reached after a session, and nothing continues the run:"
+                        " type kgorch slurm submit PLAN"
+                    )
+                say(f"the database cannot be used: {_cause(error)}; it is tried again")
+            time.sleep(CONTROLLER_POLL_S)
 
     def _is_stop_requested(self) -> bool:
         """By a signal; or by the row alone, where the controller was away and could not deliver one."""
@@ -236,7 +246,7 @@ class _JobProcess:
             last = sessions.last(self._engine, self._run.id)
             waits = queue.pending_resume(self._engine, self._run.id)
         except SQLAlchemyError as error:  # what follows then depends on Slurm and the exit code alone
-            say(f"the database cannot be read: {error}")
+            say(f"the database cannot be read: {_cause(error)}")
             last = waits = None
         return SessionEnd(
             code,
@@ -251,9 +261,7 @@ class _JobProcess:
     def _conclude(self, step: Step, code: int, view: JobView | None) -> int:
         match step.follow:
             case Follow.SLURM:
-                columns = jobs.columns_of(view) if view else {}
-                self._note_requeued(step.why)
-                slurm_jobs.save(self._engine, self._row.id, **columns)
+                self._record_requeue(step.why, jobs.columns_of(view) if view else {})
                 return 0
             case Follow.REQUEUE:
                 return self._requeue(step)
@@ -270,8 +278,7 @@ class _JobProcess:
 
     def _requeue(self, step: Step) -> int:
         # Recorded first: Slurm ends this process as soon as it has accepted.
-        self._note_requeued(step.why)
-        slurm_jobs.save(self._engine, self._row.id, state=JobState.REQUEUED, reason="", node="", seen_at=now())
+        self._record_requeue(step.why, {"state": JobState.REQUEUED, "reason": "", "node": "", "seen_at": now()})
         try:
             commands.requeue(self._row.job)
             return 0
@@ -298,10 +305,13 @@ class _JobProcess:
 
     def _give_up(self, why: str) -> int:
         say(why)
-        newest = slurm_jobs.newest(self._engine, self._run.id)
-        if newest and newest.ended_at is None:
-            slurm_jobs.close(self._engine, newest, why)
-        self._fail(why)
+        try:
+            newest = slurm_jobs.newest(self._engine, self._run.id)
+            if newest and newest.ended_at is None:
+                slurm_jobs.close(self._engine, newest, why)
+            self._fail(why)
+        except SQLAlchemyError as error:
+            say(f"that could not be recorded: {_cause(error)}")
         return int(ExitCode.FAILED)
 
     def _fail(self, why: str) -> None:
@@ -309,12 +319,17 @@ class _JobProcess:
         runs.set_state(self._engine, self._run.id, RunState.FAILED, why)
         notify_of_failure(self._run.id)
 
-    def _note_requeued(self, why: str) -> None:
-        if self._is_requeue_noted:  # Slurm had not answered the first time
-            return
+    def _record_requeue(self, why: str, columns: Mapping[str, Any]) -> None:
+        """Record that the job runs again, unless the database is away: Slurm does not wait for it, and the next start, or
+        whoever looks at the job, brings its row up to date."""
         facts = {"job": self._row.job, "restarts": self._row.restarts + 1, "why": why}
-        sessions.add_event(self._engine, self._run.id, EventKind.SLURM_REQUEUED, facts)
-        self._is_requeue_noted = True
+        try:
+            if not self._is_requeue_noted:  # else Slurm had not answered the first time
+                sessions.add_event(self._engine, self._run.id, EventKind.SLURM_REQUEUED, facts)
+                self._is_requeue_noted = True
+            slurm_jobs.save(self._engine, self._row.id, **columns)
+        except SQLAlchemyError as error:
+            say(f"the requeue is not recorded, the database cannot be used: {_cause(error)}")
 
 
 _FOLLOWS = {
@@ -329,3 +344,8 @@ _FOLLOWS = {
 def say(text: str) -> None:
     """A line in the job's output."""
     print(f"kgorch: {text}", flush=True)
+
+
+def _cause(error: SQLAlchemyError) -> str:
+    """Without the statement, and the address of a page about the error."""
+    return str(error).partition("\n")[0]

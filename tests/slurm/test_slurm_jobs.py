@@ -5,9 +5,12 @@ The stand-ins answer what Slurm 22.05.8 answered; with a real one: test_slurm_se
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import sqlite3
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from sqlalchemy import Engine
 from kgorch.admission import live_requests, removal
 from kgorch.core.codes import EventKind, Phase, Reason, RunState
 from kgorch.core.slurm.job_state import JobState, JobView
+from kgorch.db import engine as db_engine
 from kgorch.db import runs, sessions, slurm_jobs
 from kgorch.errors import ExitCode, KgorchError
 from kgorch.limits import slurm_limit
@@ -28,6 +32,8 @@ from kgorch.slurm.commands import SlurmError, SlurmUnavailable
 ABSENT = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
 AWAY = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
 RUNNING = "printf '   JobState=RUNNING Reason=None\\n   Requeue=1 Restarts=2\\n   BatchHost=n7\\n'"
+NO_REQUEUE = f"""if [ "$1" != requeue ]; then {RUNNING}; else
+echo 'Requested operation is presently disabled' >&2; exit 1; fi"""
 TIMEOUT = "printf '   JobState=TIMEOUT Reason=TimeLimit\\n   Requeue=1 Restarts=2\\n'"
 PROMISE = Path(__file__).parents[1] / "promises" / "slurm.json"
 
@@ -121,9 +127,7 @@ def test_a_controller_that_comes_back_gets_the_requeue_that_it_missed(answers, e
 
 
 def test_a_successor_whose_submission_got_no_answer_is_found_or_submitted_again(answers, engine, run, ended, tmp_path):
-    refused = "echo 'Requested operation is presently disabled' >&2; exit 1"
-    scontrol = f'if [ "$1" = requeue ]; then {refused}; else {RUNNING}; fi'
-    answers(scontrol=scontrol, sbatch=twice_away(tmp_path, "echo 8", "submit"), squeue="true")
+    answers(scontrol=NO_REQUEUE, sbatch=twice_away(tmp_path, "echo 8", "submit"), squeue="true")
     assert ended() == 0
     row = slurm_jobs.newest(engine, run.id)
     assert (row.job, row.follows, row.ended_at) == ("8", "7", None)
@@ -151,6 +155,68 @@ def test_a_stop_while_the_controller_is_away_ends_the_chain(answers, engine, run
     slurm_jobs.save(engine, slurm_jobs.newest(engine, run.id).id, stop_at=runs.now())  # the signal was not delivered
     assert ended() == ExitCode.SUSPENDED
     assert slurm_jobs.newest(engine, run.id).why == "stopped by the user"
+    assert runs.by_id(engine, run.id).state == RunState.ACTIVE
+
+
+@contextlib.contextmanager
+def locked(engine: Engine, for_s: float | None = None):
+    """The database's lock is held by another program: during the block, or so many seconds."""
+    holder = sqlite3.connect(str(engine.url.database), check_same_thread=False, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    release = threading.Timer(3600.0 if for_s is None else for_s, holder.rollback)
+    release.daemon = True
+    release.start()
+    try:
+        yield
+    finally:
+        release.cancel()
+        holder.close()
+
+
+@pytest.fixture
+def impatient(engine, monkeypatch):
+    """A lock of the database is an error at once."""
+    monkeypatch.setattr(db_engine, "BUSY_MS", 20)
+    engine.dispose()
+
+
+def test_a_database_that_is_away_at_a_sessions_end_does_not_keep_the_job_from_its_requeue(
+    answers, engine, run, ended, impatient, tmp_path
+):
+    answers(scontrol=f'if [ "$1" = requeue ]; then echo x >> {tmp_path}/requeue; else {RUNNING}; fi')
+    with locked(engine):
+        assert ended() == 0
+    assert (tmp_path / "requeue").read_text().count("x") == 1
+    row = slurm_jobs.newest(engine, run.id)
+    assert (row.job, row.state, row.ended_at) == ("7", JobState.RUNNING, None)
+    assert slurm_job._enter(engine, run, "7", 3, "n8").restarts == 3, "the next start has the same row"
+
+
+def test_a_database_that_is_away_while_slurm_requeues_the_job_does_not_end_the_chain(answers, engine, ended, impatient):
+    answers(scontrol=RUNNING.replace("Restarts=2", "Restarts=3"))
+    with locked(engine):
+        assert ended() == 0
+
+
+def test_a_database_that_comes_back_gets_the_successor_and_the_end_of_a_stopped_run(
+    answers, engine, run, ended, impatient
+):
+    answers(scontrol=NO_REQUEUE, sbatch="echo 8", squeue="true")
+    with locked(engine, for_s=0.4):
+        assert ended() == 0
+    assert (slurm_jobs.newest(engine, run.id).job, runs.by_id(engine, run.id).state) == ("8", RunState.ACTIVE)
+    row = slurm_jobs.save(engine, slurm_jobs.newest(engine, run.id).id, stop_at=runs.now())
+    with locked(engine, for_s=0.4):
+        assert slurm_job._JobProcess(engine, run, row).after_session(int(ExitCode.SUSPENDED), 1) == ExitCode.SUSPENDED
+    assert slurm_jobs.newest(engine, run.id).why == "stopped by the user"
+
+
+def test_a_database_that_stays_away_is_given_up_and_fails_no_run_that_has_ended(answers, engine, run, ended, impatient):
+    answers(scontrol=NO_REQUEUE)
+    with locked(engine):
+        assert ended() == ExitCode.FAILED
+        row = slurm_jobs.newest(engine, run.id)
+        assert slurm_job._JobProcess(engine, run, row).after_session(int(ExitCode.DONE), 1) == ExitCode.DONE
     assert runs.by_id(engine, run.id).state == RunState.ACTIVE
 
 
