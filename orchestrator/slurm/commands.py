@@ -43,6 +43,10 @@ class SlurmUnavailable(SlurmError):
     """Slurm's commands are not installed here, or the controller does not answer: nobody knows how the job is."""
 
 
+class SlurmMissing(SlurmUnavailable):
+    """There is no such command on this machine: nothing was asked of Slurm."""
+
+
 def are_installed() -> bool:
     return shutil.which("scontrol") is not None
 
@@ -116,7 +120,7 @@ def _run(command: list[str], environ: Mapping[str, str] = os.environ) -> str:
             timeout=TIMEOUT_S,
         )
     except FileNotFoundError:
-        raise SlurmUnavailable(
+        raise SlurmMissing(
             f"there is no {command[0]} on this machine",
             next_step="type it on a login node of the cluster, or add Slurm's commands to PATH",
         ) from None

@@ -21,7 +21,7 @@ from kgorch.db.rows import RunInfo, SlurmJobInfo
 from kgorch.db.runs import now
 from kgorch.errors import KgorchError
 from kgorch.slurm import commands
-from kgorch.slurm.commands import SlurmError, SlurmUnavailable
+from kgorch.slurm.commands import SlurmError, SlurmMissing, SlurmUnavailable
 
 SUBMITTING = timedelta(seconds=2 * commands.TIMEOUT_S)
 """After which a process that was submitting a job has died, or has got no answer."""
@@ -74,6 +74,9 @@ def submit(
         job = commands.find(row.name, row.follows)
     try:
         job = job or commands.submit(job_folder(run) / "job.sh", *options)
+    except SlurmMissing:
+        slurm_jobs.forget(engine, row)
+        raise
     except SlurmUnavailable:
         raise  # it may have been submitted: the row stays, and the next look finds the job, or none
     except SlurmError:

@@ -250,6 +250,17 @@ def test_a_submission_that_is_refused_leaves_no_job(answers, engine, run):
     assert slurm_jobs.newest(engine, run.id) is None
 
 
+def test_a_submission_on_a_machine_without_sbatch_leaves_no_job_and_blocks_no_other(
+    answers, engine, run, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    with pytest.raises(SlurmUnavailable, match="there is no sbatch on this machine"):
+        jobs.submit(engine, run, "kgorch-far", requeue=True)
+    assert slurm_jobs.newest(engine, run.id) is None
+    answers(sbatch="echo 8")
+    assert jobs.submit(engine, run, "kgorch-far", requeue=True).job == "8"
+
+
 @pytest.mark.parametrize("answer", ["", "hello", "7;rm -rf"])
 def test_the_answer_of_sbatch_is_a_number_or_an_error(answers, tmp_path, answer):
     answers(sbatch=f"echo '{answer}'")
