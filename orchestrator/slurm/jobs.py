@@ -138,9 +138,16 @@ def newest(engine: Engine, run_id: str) -> tuple[SlurmJobInfo | None, str]:
 def stop(engine: Engine, row: SlurmJobInfo) -> tuple[SlurmJobInfo, str]:
     """Cancel a job that waits; have one that runs save and end. Nothing follows it.
 
-    Returns: the row, and what was done. Raises: SlurmError.
+    Returns: the row, and what was done. Raises: SlurmError; KgorchError while nobody knows the number of the job.
     """
     row = refresh(engine, slurm_jobs.save(engine, row.id, stop_at=now()))
+    if not row.job and row.ended_at is None:
+        if (job := commands.find(row.name, row.follows)) is None:
+            raise KgorchError(
+                f"the submission of the job {row.name} has not answered yet; if Slurm has the job, it ends as soon as it starts",
+                next_step=f"type it again in {SUBMITTING.seconds} s: by then the job is found, or known not to exist",
+            )
+        row = refresh(engine, slurm_jobs.save(engine, row.id, job=job))
     if row.ended_at:
         return row, f"job {row.job} is over: {row.why}"
     if not JobState(row.state).is_running:

@@ -261,6 +261,24 @@ def test_a_submission_on_a_machine_without_sbatch_leaves_no_job_and_blocks_no_ot
     assert jobs.submit(engine, run, "kgorch-far", requeue=True).job == "8"
 
 
+def test_a_stop_before_a_submission_was_answered_looks_for_the_job_and_cancels_no_other(answers, engine, run, tmp_path):
+    answers(scontrol=ABSENT, squeue=f"cat {tmp_path}/jobs", scancel=f'echo "$@" >> {tmp_path}/cancelled')
+    row = slurm_jobs.begin(engine, run.id, name="kgorch-far", state=JobState.SUBMITTING, requeue=True)
+    (tmp_path / "jobs").touch()
+    with pytest.raises(KgorchError, match="has not answered yet") as waits:
+        jobs.stop(engine, row)
+    assert waits.value.next_step and not (tmp_path / "cancelled").exists()
+    assert slurm_jobs.newest(engine, run.id).stop_at, "the job ends as soon as it starts"
+    (tmp_path / "jobs").write_text("12\n")
+    answers(scontrol="printf '   JobState=CANCELLED Reason=None\\n   Requeue=1 Restarts=0\\n'")
+    row, text = jobs.stop(engine, row)
+    assert row.ended_at and "job 12" in text
+    answers(scontrol=RUNNING)
+    row = slurm_jobs.begin(engine, run.id, name="kgorch-far", state=JobState.SUBMITTING, requeue=True)
+    assert "job 12 on n7 was asked to save and end" in jobs.stop(engine, row)[1]
+    assert (tmp_path / "cancelled").read_text() == "--batch --signal=USR2 12\n"
+
+
 @pytest.mark.parametrize("answer", ["", "hello", "7;rm -rf"])
 def test_the_answer_of_sbatch_is_a_number_or_an_error(answers, tmp_path, answer):
     answers(sbatch=f"echo '{answer}'")
