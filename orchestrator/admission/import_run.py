@@ -30,6 +30,7 @@ from kgorch.db.rows import RunInfo
 from kgorch.errors import KgorchError, NotFound
 from kgorch.launch import launcher, rungs
 from kgorch.plan import Plan, check_entries, of_missing_stages, parse, stage_names
+from kgorch.slurm import jobs
 from kgorch.system.paths import checkpoints_folder, last_run_number, make_run_folder, run_folder
 
 MAX_RUNS_COMPARED = 200
@@ -355,8 +356,9 @@ def _set_folder_without_database(home: Path, name: str, contents: SourceContents
 
 
 def refuse_while_training(engine: Engine, run: RunInfo) -> None:
-    """Raises: KgorchError if processes of the run's last attempt are alive, or its sessions go on at another place."""
+    """Raises: KgorchError if processes of the run's last attempt are alive, or its sessions go on at another place or in Slurm."""
     remote_sessions.refuse_to_supersede(engine, run)
+    jobs.refuse_here(engine, run)
     last = sessions.last(engine, run.id)
     attempt = sessions.last_attempt(engine, last.id) if last else None
     if attempt and launcher.is_running(Path(attempt.folder)):

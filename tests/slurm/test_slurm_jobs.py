@@ -371,6 +371,17 @@ def test_a_run_whose_job_waits_or_runs_is_not_removed(answers, engine, run, tmp_
         pass
 
 
+@pytest.mark.parametrize("verb", [["start"], ["remote", "start", "--on", "local"], ["slurm", "submit"]])
+def test_a_run_whose_job_waits_or_runs_is_not_replaced(answers, engine, kgorch, verb):
+    plan = str(kgorch.plan())
+    kgorch("queue", "add", plan)
+    job_of(engine, runs.newest(engine, "test"))
+    answers(scontrol=RUNNING)
+    said = kgorch(*verb, plan, "--fresh", code=ExitCode.MISTAKE).stderr
+    assert "trained by the Slurm job 7: RUNNING on n7" in said and "kgorch stop test" in said
+    assert [run.number for run in runs.all_runs(engine, limit=9)] == [1]
+
+
 def test_a_save_is_asked_of_the_job_by_a_file_and_not_of_one_that_waits(answers, engine, run):
     answers(scontrol=RUNNING.replace("RUNNING", "PENDING").replace("BatchHost=n7", ""))
     job_of(engine, run)
