@@ -83,9 +83,23 @@ def test_a_record_of_another_nonce_is_none(driven):
 
         return Around(place, collect=collect)
 
-    driven.wrap = forge
+    driven.wrap, driven.poll_s = forge, 0.002
     rows = driven.carry()
     assert rows[-1].state == RemoteState.FAILED and "another session" in rows[-1].why
+
+
+def test_a_listing_that_lags_behind_the_end_of_a_session_loses_no_state(driven):
+    looks: list[str] = []
+
+    def lag(place):
+        def collect(name, folder, patterns):
+            looks.append(name)
+            return place.collect(name, folder, patterns) if looks.count(name) > 4 else []
+
+        return Around(place, collect=collect)
+
+    driven.wrap = lag
+    assert states(driven.carry()) == [("collected", 9), ("collected", 19), ("done", 29)]
 
 
 def test_an_answer_that_is_lost_leads_to_no_second_push(driven):

@@ -198,9 +198,10 @@ def after_collect(
         why: why there is none; for people.
     """
     if record is None:
-        # a listing may lag behind the end of a session
-        if session.status is RemoteStatus.COMPLETE and session.absences == 0:
-            return replace(session, absences=1, due_at=moment.after(1), why=why)
+        # A listing may lag behind the end of a session, whose output exists and has cost hours of the account.
+        tries = session.tries + 1
+        if session.status is RemoteStatus.COMPLETE and tries < MAX_COLLECTS:
+            return replace(session, wait=RemoteWait.NONE, why=why, tries=tries, due_at=moment.back_off(tries))
         return _without_progress(session, why, moment)
     judged = replace(session, outcome=record.outcome, reached=reached)
     if record.outcome is RecordOutcome.FINISHED:

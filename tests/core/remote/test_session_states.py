@@ -174,11 +174,16 @@ def test_a_later_stage_is_further_whatever_its_step():
     assert after.state is State.COLLECTED
 
 
-def test_complete_without_a_record_is_asked_once_more():
-    ended = session(State.ENDED, status=RemoteStatus.COMPLETE)
-    once = session_states.after_collect(ended, None, NO_PROGRESS, "no record", moment())
-    assert (once.state, minutes(once)) == (State.ENDED, 1)
-    assert session_states.after_collect(once, None, NO_PROGRESS, "no record", moment()).state is State.LOST
+def test_a_completed_session_is_asked_for_its_record_during_hours_because_a_listing_may_lag():
+    one, now = session(State.ENDED, status=RemoteStatus.COMPLETE), moment()
+    for tries in range(1, MAX_COLLECTS):
+        one = session_states.after_collect(one, None, NO_PROGRESS, "no record", now)
+        assert (one.state, one.tries, one.why) == (State.ENDED, tries, "no record")
+        now = Moment(one.due_at)
+    assert (one.due_at - START).total_seconds() > 3 * HOUR
+    lost = session_states.after_collect(one, None, NO_PROGRESS, "no record", now)
+    assert (lost.state, lost.why) == (State.LOST, "no record")
+    assert session_states.after_collect(one, record(), Progress(0, 10), "", now).state is State.COLLECTED
 
 
 @pytest.mark.parametrize("trouble", [Trouble.ABSENT, Trouble.REFUSED])
