@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from kgorch.checkpoint.manifest import checkpoint_folder_name
 from kgorch.core.codes import CheckpointState
 from kgorch.db.rows import RemoteSessionInfo
 from kgorch.db.untrusted_database import Columns
-from kgorch.errors import KgorchError, NotFound
+from kgorch.errors import KgorchError, NotFound, StateUnusable
 from kgorch.remote import session_record
 from kgorch.remote.place import RECORD_NAME, Place
 from kgorch.remote.remote_run import RemoteRun
@@ -56,16 +57,32 @@ def fetch(
         raise NotFound(f"the output of session {best.number} was removed at {best.place}", error_code="KG702")
     folder = Path(run.folder) / "remote" / f"{best.number:03d}"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    files = place.collect(best.name, folder, ("*",) if everything else (RECORD_NAME, DATABASE))
+    files = place.collect(best.name, folder, (RECORD_NAME, DATABASE), watcher.copy_progress)
     record = session_record.read(folder / RECORD_NAME)
     if record.nonce != best.nonce:
         raise KgorchError(f"the output of {best.name} at {best.place} is another session's", next_step="kgorch history")
-    if not everything:
+    if everything:
+        _refuse_without_room(folder, record.bytes)
+        patterns = ["*"]
+    else:
         patterns = [f"{glob.escape(record.checkpoint)}/*"] if record.checkpoint else []
         patterns += [*_best_checkpoints(found, folder), "kgorch/runs/*/*/outputs/*"]
-        files += place.collect(best.name, folder, tuple(patterns))
+    files += place.collect(best.name, folder, tuple(patterns), watcher.copy_progress)
     _import(state, found, folder, watcher, consent)
-    return Fetched(best, folder, len(files))
+    return Fetched(best, folder, len({*files}))
+
+
+def _refuse_without_room(folder: Path, output_bytes: int) -> None:
+    """Raises: StateUnusable where the output of a session does not fit on the disk of the folder, which has a part of it."""
+    need = output_bytes - sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    free = shutil.disk_usage(folder).free
+    if need > free:
+        raise StateUnusable(
+            f"there is no room in {folder} for the output of the session",
+            f"{need} bytes are to be fetched, {free} are free",
+            next_step="make room, point KGORCH_HOME at a larger disk, or fetch without --all",
+            error_code="KG501",
+        )
 
 
 def _import(state: LocalState, found: RemoteRun, folder: Path, watcher: ImportWatcher, consent: Consent) -> None:

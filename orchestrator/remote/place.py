@@ -6,7 +6,7 @@ in here: the driver decides that (core/remote), because it must first commit wha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +16,13 @@ RECORD_NAME = "kgorch-session.json"
 """File in a session's output: its own record, written by the bootstrap at the end. It outranks what the place says."""
 
 RECORD_BYTES = 64 << 10
+
+OnBytes = Callable[[int, int], None]
+"""Gets how many bytes of a file have come, and how many it has; 0 where nobody says. Now and then, for each large file."""
+
+
+def unwatched(done_bytes: int, total_bytes: int) -> None:
+    """An OnBytes that tells nobody."""
 
 
 class Place(Protocol):
@@ -59,7 +66,13 @@ class Place(Protocol):
     def look(self, name: str) -> Sighting:
         """How a session is. One request. Raises: PlaceError."""
 
-    def collect(self, name: str, folder: Path, patterns: tuple[str, ...] = (RECORD_NAME, "kgorch.db")) -> list[Path]:
+    def collect(
+        self,
+        name: str,
+        folder: Path,
+        patterns: tuple[str, ...] = (RECORD_NAME, "kgorch.db"),
+        on_bytes: OnBytes = unwatched,
+    ) -> list[Path]:
         """Fetch files of a session's output whose names match, into `folder`; the caller reads them as foreign.
 
         Args:

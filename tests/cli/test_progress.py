@@ -15,6 +15,7 @@ import pyte
 import pytest
 
 from kgorch.cli.display import progress
+from kgorch.cli.display.import_progress import ImportProgress
 from kgorch.cli.display.live_block import LiveBlock, rows_taken
 from kgorch.cli.display.progress import Cadence, Figures, Trends, live_block, live_line, mode_of, plain_line
 from kgorch.cli.display.session_messages import SessionMessages
@@ -242,6 +243,21 @@ def test_a_terminal_that_takes_nothing_does_not_hold_up_who_speaks(monkeypatch):
         for number in range(100):
             printer.say(f"line {number}")
     assert tried, "its error ends nothing: neither who speaks nor the session"
+
+
+def test_files_that_are_fetched_one_after_the_other_show_the_size_of_each(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(progress, "NOTEBOOKS", ())
+    monkeypatch.setenv("MPLBACKEND", "")
+    with ImportProgress() as watcher:
+        for done, total in ((1 << 30, 2 << 30), (2 << 30, 2 << 30), (1 << 30, 4 << 30), (3 << 30, 0)):
+            watcher.copy_progress(done, total)
+            watcher._bar.refresh()
+    shown = terminal.getvalue()
+    places = [shown.find(text) for text in ("50% of 2.0 GiB", "100% of 2.0 GiB", "25% of 4.0 GiB", "copying 3.0 GiB")]
+    assert -1 not in places and places == sorted(places), shown
 
 
 def test_ctrl_c_again_is_advised_after_a_ctrl_c_and_not_after_kgorch_stop(monkeypatch, capsys):

@@ -226,6 +226,20 @@ def test_what_is_fetched_is_bounded_by_its_sum(place, pushed, tmp_path, monkeypa
         place.collect(order.name, tmp_path, ("part*",))
 
 
+def test_the_progress_of_a_large_file_is_told_and_one_that_the_disk_cannot_hold_is_not_fetched(
+    place, server, pushed, tmp_path, monkeypatch
+):
+    order, told = pushed(LARGE), list[tuple[int, int]]()
+    server.order("File", Fault("slow", seconds=8.0))
+    place.collect(order.name, tmp_path / "one", ("part0",), lambda *progress: told.append(progress))
+    assert told == sorted(told) and {size for _, size in told} == {8 << 20} and len(told) > 1
+    monkeypatch.setattr(place_module, "MAX_BYTES", 1 << 61)
+    server.order("File", Fault("huge"))
+    with pytest.raises(PlaceError, match=f"part1 has {1 << 60} bytes, and .* are free") as refused:
+        place.collect(order.name, tmp_path / "two", ("part1",))
+    assert refused.value.trouble is Trouble.REFUSED and not [*tmp_path.glob("two/*")]
+
+
 @pytest.mark.parametrize("name", ["../evil", "/etc/evil", "a/../../evil", "a//b", "", "a\nb", "./kgorch.db"])
 def test_a_name_that_leads_outside_is_refused_and_nothing_is_written(place, server, pushed, tmp_path, name):
     order = pushed()

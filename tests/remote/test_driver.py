@@ -7,13 +7,20 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from driven import Driven
+from sources import Told
 from sqlalchemy.exc import IntegrityError
 
+from kgorch.admission.requests import Consent, LocalState
 from kgorch.core.codes import EventKind, RemoteState, RemoteWait, RunState
 from kgorch.core.remote.place_values import Account, PlaceError, PlaceQuota, RemoteStatus, Sighting, Trouble
 from kgorch.db import charges, remote, runs, sessions
 from kgorch.db.engine import open_database
+from kgorch.errors import KgorchError, NotFound
+from kgorch.remote import fetch
 from kgorch.remote.driver import new_columns
+from kgorch.remote.place import RECORD_NAME
+from kgorch.remote.places.local.place import LocalPlace
+from kgorch.remote.remote_run import RemoteRun
 from kgorch.remote.session_rows import session_of
 
 
@@ -197,3 +204,31 @@ def test_a_place_that_does_not_answer_ends_nothing(driven):
         remote.save(engine, row.id, {"due_at": datetime.now(UTC)})
         row = driven.visit()
     assert row.number == 1 and row.state == RemoteState.QUEUED and row.tries >= 5
+
+
+def test_a_fetch_shows_its_progress_and_is_refused_before_it_begins_where_the_disk_is_too_small(driven):
+    row = driven.carry()[-1]
+    place, engine, told = LocalPlace(driven.home / "places" / "local"), open_database(driven.home), Told()
+    [path] = driven.home.glob(f"places/local/**/{row.name}/output/{RECORD_NAME}")
+    (path.parent / "part0").write_text("x")
+
+    def collect(name, folder, patterns, on_bytes):
+        on_bytes(3, 5)
+        return place.collect(name, folder, patterns)
+
+    def fetch_all():
+        state, found = LocalState(engine, driven.home, None), RemoteRun(driven.run(engine), None, driven.settings)
+        fetch.fetch(state, found, Around(place, collect=collect), told, Consent(), everything=True)
+
+    folder = driven.home / "runs" / "ink" / "1" / "remote" / f"{row.number:03d}"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"bytes": 1 << 50}))
+    with pytest.raises(KgorchError, match="there is no room") as refused:
+        fetch_all()
+    assert refused.value.error_code == "KG501" and "bytes are to be fetched" in str(refused.value)
+    assert told.bytes == 3 and not (folder / "part0").exists()
+    path.write_text(json.dumps(record))
+    with pytest.raises(NotFound, match="holds no state"):  # the stand-in has trained nothing
+        fetch_all()
+    assert (folder / "part0").exists()
+    engine.dispose()

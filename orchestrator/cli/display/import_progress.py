@@ -1,4 +1,4 @@
-"""What `start` and `resume` print while they import a run from a source."""
+"""What `start`, `resume` and `remote fetch` print while they fetch or import a run."""
 
 from __future__ import annotations
 
@@ -37,14 +37,15 @@ class ImportProgress:
             from rich.console import Console
             from rich.progress import Progress, TextColumn, TransferSpeedColumn
 
-            columns = [
-                TextColumn("copying {task.percentage:.0f}% of " + render.size(total_bytes)),
-                TransferSpeedColumn(),
-            ]
+            columns = [TextColumn("copying {task.description}"), TransferSpeedColumn()]
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
             self._task = self._bar.add_task("", total=total_bytes)
             self._bar.start()
-        self._bar.update(self._task, completed=done_bytes)
+        if done_bytes < self._bar.tasks[0].completed:  # another file
+            self._bar.reset(self._task)
+        size = render.size(total_bytes or done_bytes)
+        text = f"{100 * done_bytes // total_bytes}% of {size}" if total_bytes else size
+        self._bar.update(self._task, completed=done_bytes, total=total_bytes or None, description=text)
 
     def checkpoint_copied(self, manifest: Manifest, folder: Path) -> None:
         size = render.size(manifest.total_bytes)

@@ -13,7 +13,8 @@ class Fault:
     Attributes:
         kind: `status` (an HTTP error), `cut` (the connection is closed), `hang` (nothing comes), `text` (200 with `body` as it is),
             `body` (200 with the JSON in `body`), `half` (an upload or download is cut in its middle; of an upload `status` is
-            answered where it is given), `slow` (a download comes in parts, in `seconds` altogether).
+            answered where it is given), `slow` (a download comes in parts, in `seconds` altogether),
+            `huge` (a download is announced with 2**60 bytes, and nothing comes).
         after: whether the method has done its work before, so that only its answer is lost.
         seconds: how long nothing comes.
         events: of a log stream: how many events come before the cut.

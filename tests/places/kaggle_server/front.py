@@ -191,7 +191,7 @@ class Handler(BaseHTTPRequestHandler):
         kaggle.record("File", {"key": key, "range": self.headers.get("Range", "")})
         fault = kaggle.take_fault("File")
         try:
-            if fault and fault.kind not in ("half", "slow"):
+            if fault and fault.kind not in ("half", "slow", "huge"):
                 kaggle.do_fault(fault)
         except Cut:
             self._cut()
@@ -213,6 +213,10 @@ class Handler(BaseHTTPRequestHandler):
         ):
             start = int(match[1])
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        if fault and fault.kind == "huge":
+            self._send(200, b"", headers | {"Content-Length": str(1 << 60)})
+            self._cut()
+            return
         if fault and fault.kind == "slow":
             self._send_slowly(content, headers, fault.seconds)
             return

@@ -177,6 +177,13 @@ def sizes(value: Any) -> dict[str, int]:
     return {str(name): int(_field(found, name, int)) for name in found}
 
 
+def progress_of(event: Any) -> tuple[int, int] | None:
+    """How many bytes of a file have come, and how many it has, 0 where nobody says; None for an event of another kind."""
+    if not isinstance(event, dict) or "bytes" not in event:
+        return None
+    return int(_field(event, "bytes", int)), int(_field(event, "of", int))
+
+
 def file_of(event: Any) -> str:
     """Name of the file that has come; empty for an event that tells of progress alone."""
     return str(_field(event, "file", str)) if event else ""

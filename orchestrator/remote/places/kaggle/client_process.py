@@ -64,8 +64,12 @@ class _UrlRefusedError(PlaceError):
 
 
 @contextlib.contextmanager
-def _progress_told(path: Path, send: Send) -> Iterator[None]:
-    """Send an event for each STEP_BYTES by which the file grows while the block runs, which sends none."""
+def _progress_told(path: Path, total: int, send: Send) -> Iterator[None]:
+    """Send an event for each STEP_BYTES by which the file grows while the block runs, which sends none.
+
+    Args:
+        total: bytes of the whole file; 0 where they are not known.
+    """
     is_over = threading.Event()
 
     def size() -> int:
@@ -76,7 +80,7 @@ def _progress_told(path: Path, send: Send) -> Iterator[None]:
         while not is_over.wait(STEP_POLL_S):
             if (now := size()) >= told + STEP_BYTES:
                 told = now
-                send(PROGRESS)
+                send({"event": {"bytes": now, "of": total}})
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
@@ -293,17 +297,19 @@ class Calls:
             is_refused = 400 <= response.status_code < 500 and kind is not Trouble.BUSY
             error = _UrlRefusedError if is_refused else PlaceError
             raise error(kind, f"HTTP {response.status_code} for {path.name}", _retry_after(response))
-        if int(response.headers.get("Content-Length") or 0) > most:
-            raise PlaceError(
-                Trouble.REFUSED, f"{path.name} has {response.headers['Content-Length']} bytes, more than {most}"
-            )
-        part = path.with_name(path.name[:200] + PART)
+        part, total = path.with_name(path.name[:200] + PART), int(response.headers.get("Content-Length") or 0)
+        if total > most:
+            raise PlaceError(Trouble.REFUSED, f"{path.name} has {total} bytes, more than {most}")
+        free = shutil.disk_usage(path.parent).free
+        # what is small is tried: the refusal of a record would count as an answer about its session
+        if total - (part.stat().st_size if part.exists() else 0) > max(free, STEP_BYTES):
+            raise PlaceError(Trouble.REFUSED, f"{path.name} has {total} bytes, and {free} are free in {path.parent}")
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         # a server that announces no size, or a false one, is stopped by the kernel
         resource.setrlimit(resource.RLIMIT_FSIZE, (most if before[1] < 0 else min(most, before[1]), before[1]))
         try:
             # no retries of the client's own: those write an error's page into the file where the size is not known
-            with _progress_told(part, send):
+            with _progress_told(part, total, send):
                 self._api.download_file(
                     response, str(part), None, quiet=True, resume=True, max_retries=0, timeout=SILENCE_S
                 )

@@ -25,7 +25,7 @@ from kgorch.core.remote.place_values import (
     Sighting,
     Trouble,
 )
-from kgorch.remote.place import RECORD_BYTES, RECORD_NAME
+from kgorch.remote.place import RECORD_BYTES, RECORD_NAME, OnBytes, unwatched
 from kgorch.remote.places.kaggle import answers
 from kgorch.remote.places.kaggle.client import Client
 from kgorch.untrusted_io import parse_json, read_all
@@ -168,13 +168,21 @@ class KagglePlace:
     def look(self, name: str) -> Sighting:
         return answers.sighting(self._client.call("status", ASK_S, name=name))
 
-    def collect(self, name: str, folder: Path, patterns: tuple[str, ...] = (RECORD_NAME, "kgorch.db")) -> list[Path]:
+    def collect(
+        self,
+        name: str,
+        folder: Path,
+        patterns: tuple[str, ...] = (RECORD_NAME, "kgorch.db"),
+        on_bytes: OnBytes = unwatched,
+    ) -> list[Path]:
         limits = {"files": MAX_FILES, "bytes": MAX_BYTES, "small": {RECORD_NAME: RECORD_BYTES}}
         folder.mkdir(parents=True, exist_ok=True)
         files: list[Path] = []
 
         def add(event: Any) -> None:
-            if file := answers.file_of(event):
+            if progress := answers.progress_of(event):
+                on_bytes(*progress)
+            elif file := answers.file_of(event):
                 files.append(folder / file)
 
         value = self._client.call(

@@ -36,7 +36,7 @@ from kgorch.core.remote.place_values import (
     Sighting,
     Trouble,
 )
-from kgorch.remote.place import RECORD_NAME
+from kgorch.remote.place import RECORD_NAME, OnBytes, unwatched
 from kgorch.remote.places.local.session_process import END, LOG, ORDER, OUTPUT, RUNNING, SCRIPT, STARTED
 from kgorch.system.file_lock import FileLock, is_locked
 
@@ -112,7 +112,13 @@ class LocalPlace:
             self._start(session)
         return sighting
 
-    def collect(self, name: str, folder: Path, patterns: tuple[str, ...] = (RECORD_NAME, "kgorch.db")) -> list[Path]:
+    def collect(
+        self,
+        name: str,
+        folder: Path,
+        patterns: tuple[str, ...] = (RECORD_NAME, "kgorch.db"),
+        on_bytes: OnBytes = unwatched,
+    ) -> list[Path]:
         output, collected = self._session(name) / OUTPUT, []
         for path in sorted(output.rglob("*")):
             relative = path.relative_to(output)
@@ -122,6 +128,7 @@ class LocalPlace:
                 target = folder / relative
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, target)
+                on_bytes(target.stat().st_size, target.stat().st_size)
                 collected.append(target)
         return collected
 
