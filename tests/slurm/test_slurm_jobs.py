@@ -18,11 +18,13 @@ from harness import wait_until
 from sqlalchemy import Engine
 
 from kgorch.admission import live_requests, removal
+from kgorch.cli.commands.remote import slurm_session
 from kgorch.core.codes import EventKind, Phase, Reason, RunState
 from kgorch.core.slurm.job_state import JobState, JobView
 from kgorch.db import engine as db_engine
 from kgorch.db import runs, sessions, slurm_jobs
-from kgorch.errors import ExitCode, KgorchError
+from kgorch.db.postgres import ServerAway
+from kgorch.errors import ExitCode, KgorchError, NotFound
 from kgorch.limits import slurm_limit
 from kgorch.report import run_view
 from kgorch.scheduler import slurm_job
@@ -218,6 +220,25 @@ def test_a_database_that_stays_away_is_given_up_and_fails_no_run_that_has_ended(
         row = slurm_jobs.newest(engine, run.id)
         assert slurm_job._JobProcess(engine, run, row).after_session(int(ExitCode.DONE), 1) == ExitCode.DONE
     assert runs.by_id(engine, run.id).state == RunState.ACTIVE
+
+
+def test_a_job_that_starts_while_the_databases_server_is_away_waits_for_it(postgres, tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("KGORCH_HOME", str(tmp_path))
+    monkeypatch.setenv("KGORCH_DATABASE", postgres.new_database())
+    monkeypatch.setattr(slurm_job, "CONTROLLER_POLL_S", 0.05)
+    postgres.stop()
+    release = threading.Timer(1.0, postgres.start)
+    release.start()
+    try:
+        with pytest.raises(NotFound, match="no run named 'far'"):
+            slurm_session.command.callback("far")
+    finally:
+        release.join()
+    assert "it is tried again" in capfd.readouterr().out
+    monkeypatch.setattr(slurm_job, "CONTROLLER_AWAY_S", 0.2)
+    monkeypatch.setenv("KGORCH_DATABASE", "postgresql+psycopg://me@127.0.0.1:1/kgorch")
+    with pytest.raises(ServerAway):
+        slurm_session.command.callback("far")
 
 
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "killed before it was closed"])
