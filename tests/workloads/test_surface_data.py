@@ -29,7 +29,8 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def as_on_kaggle(tmp_path: Path) -> Path:
-    """Files as the competition has them: names of digits, LZW, a list with the scroll, volumes that are no cubes."""
+    """Files as the competition has them: names of digits, LZW, a list with the scroll, volumes that are no cubes, and a volume
+    in the list that lies in the folders of deprecated ones alone."""
     random, data = np.random.default_rng(0), tmp_path / "vesuvius-challenge-surface-detection"
     for part, ids in (("train", ("26894125", "11460685")), ("test", ("1407735",))):
         for id in ids:
@@ -37,7 +38,10 @@ def as_on_kaggle(tmp_path: Path) -> Path:
             if part == "train":
                 make_volumes.save(data / "train_labels" / f"{id}.tif", random.integers(0, 3, (20, 24, 28), np.uint8))
         with open(data / f"{part}.csv", "w", newline="") as file:
-            csv.writer(file).writerows([("id", "scroll_id"), *((id, "34117") for id in ids)])
+            withdrawn = ("11630450",) if part == "train" else ()
+            csv.writer(file).writerows([("id", "scroll_id"), *((id, "34117") for id in (*withdrawn, *ids))])
+    for folder in ("deprecated_train_images", "deprecated_train_labels"):
+        make_volumes.save(data / folder / "11630450.tif", random.integers(0, 3, (20, 24, 28), np.uint8))
     return data
 
 
@@ -51,10 +55,12 @@ def test_the_competitions_own_folder_is_read_as_it_is(as_on_kaggle: Path) -> Non
     assert [(volume.id, volume.scroll, volume.shape) for volume in found] == [
         ("26894125", "34117", (20, 24, 28)), ("11460685", "34117", (20, 24, 28)),
     ]  # fmt: skip
-    assert found[0].label == "train_labels/26894125.tif" and not left_out
+    assert found[0].label == "train_labels/26894125.tif"
+    assert left_out == ["11630450.tif lies in deprecated_train_images, not in train_images"]
     assert usable(None, as_on_kaggle, "test")[0][0].label is None
     said = preflight(str(as_on_kaggle))
     assert said.startswith("2 volumes in train_images, 26894125 read: 20 × 24 × 28 voxels, mean 128, labels 0, 1, 2;")
+    assert "; 1 more left out, which lie in deprecated_train_images;" in said
     patch = Patches(Reader(as_on_kaggle), found, side=16, train=False)[1]
     assert patch.image.shape == patch.label.shape == (1, 16, 16, 16) and patch.image.dtype == torch.float32
 

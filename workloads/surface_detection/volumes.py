@@ -5,6 +5,7 @@
     <data>/train_images/ID.tif       one page a slice, 8 bit grey
     <data>/train_labels/ID.tif       the same shape: 0 background, 1 surface, 2 not labelled
     <data>/test_images/ID.tif
+    <data>/deprecated_train_images   what the organisers withdrew; train.csv lists these volumes still
 
 Axes: D pages, H rows, W columns.
 """
@@ -64,7 +65,13 @@ class Volume:
 
 
 def listed(data: Folder, part: Part) -> list[Row]:
-    """The volumes of a part in the order of its list, or by name where there is no list.
+    """The volumes of a part, see `listed_and_deprecated`. Raises: DataError."""
+    return listed_and_deprecated(data, part)[0]
+
+
+def listed_and_deprecated(data: Folder, part: Part) -> tuple[list[Row], list[str]]:
+    """The volumes of a part in the order of its list, or by name where there is no list; and the ids that only the folder of
+    deprecated images holds.
 
     Raises: DataError when there is neither, or the list has no column `id`.
     """
@@ -91,11 +98,14 @@ def listed(data: Folder, part: Part) -> list[Row]:
             raise DataError(
                 f"{table} lists {odd!r}, which names no file of the folder", next_step="take the competition's own file"
             )
-    if not rows:
+    deprecated = {path.stem for path in Path(data, f"deprecated_{part}_images").glob("*.tif")}
+    deprecated = {row.id for row in rows if row.id in deprecated and not (images / f"{row.id}.tif").is_file()}
+    kept = [row for row in rows if row.id not in deprecated]
+    if not kept:
         raise DataError(
             f"no volumes are listed in {table if table.is_file() else images}", next_step="fetch the data again"
         )
-    return rows
+    return kept, [row.id for row in rows if row.id in deprecated]
 
 
 def names(part: Part, id: str) -> tuple[str, str | None]:
@@ -142,11 +152,11 @@ def shape_of(data: Folder, part: Part, row: Row) -> list[int]:
 def usable(
     session: Session | None, data: Folder, part: Part, *, skip_broken: bool = False
 ) -> tuple[list[Volume], list[str]]:
-    """The volumes of a part, and what is wrong with those left out. Headers are read by one rank, in one session.
+    """The volumes of a part, and why others are left out. Headers are read by one rank, in one session.
 
     Raises: DataError for the first that is broken, unless `skip_broken`, or when none can be used.
     """
-    rows = listed(data, part)
+    rows, deprecated = listed_and_deprecated(data, part)
     key = fingerprint(data, [names(part, row.id)[0] for row in rows])
     read = headers(
         session, f"volumes-{part}", rows, lambda row: shape_of(data, part, row), key=key, skip_broken=skip_broken
@@ -161,7 +171,8 @@ def usable(
             f"none of the {len(rows)} volumes in {part}_images can be used", *list(read.broken.values())[:3],
             next_step="fetch the data again",
         )  # fmt: skip
-    return volumes, list(read.broken.values())
+    withdrawn = [f"{id}.tif lies in deprecated_{part}_images, not in {part}_images" for id in deprecated]
+    return volumes, [*withdrawn, *read.broken.values()]
 
 
 def as_shape(found: object) -> Shape | None:
@@ -208,7 +219,7 @@ def preflight_test(data: str) -> str:
 
 
 def _looked_at(data: str, part: Part) -> str:
-    rows = listed(data, part)
+    rows, deprecated = listed_and_deprecated(data, part)
     image, label = names(part, rows[0].id)
     shape, reader = tuple(shape_of(data, part, rows[0])), Reader(data)
     mean = reader.box(image, (0, 0, 0), shape).mean()
@@ -222,6 +233,8 @@ def _looked_at(data: str, part: Part) -> str:
                 next_step="take train_labels as the competition has it",
             )
         text += f", labels {', '.join(map(str, found))}"
+    if deprecated:
+        text += f"; {len(deprecated)} more left out, which lie in deprecated_{part}_images"
     return text
 
 
