@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import ranks
 import rasterio
 import torch
 from PIL import Image
@@ -15,6 +16,7 @@ from rasterio.windows import Window
 from safetensors.torch import save_file
 from torch.utils.data import default_collate
 
+from kgorch.checkpoint.folder import readable_checkpoints
 from kgorch.worker.memory.activation_checkpointing import blocks
 from kgorch.workloads import cli
 from kgorch.workloads.cloud_removal import data, predict, train
@@ -367,6 +369,30 @@ def test_a_prediction_lies_where_the_cloudy_image_lies_and_is_drawn_beside_it(ro
     assert line["name"] == name and figures["images"] == 1 and Path(scenes[0].s1).name in figures["left_out"][0]
     for value, key in zip(expected.tolist(), ("psnr", "ssim", "cloudy_psnr"), strict=True):
         assert float(line[key]) == pytest.approx(figures[key], abs=1e-3) == pytest.approx(value, abs=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_a_prediction_cut_and_gone_on_with_on_another_number_of_ranks_has_the_scores_of_an_uncut_one(
+    root, tmp_path, before, after
+):
+    torch.manual_seed(0)
+    save_file(CloudRemover(**SMALL).state_dict(), tmp_path / "net.safetensors")
+    table = root / "data.csv"
+    table.write_text(table.read_text().replace("\ntrain,", "\ntest,").replace("\nval,", "\ntest,"))
+    wider = Scenes(root, "test").scenes[1]
+    for path in (wider.s1, wider.s2, wider.s2_cloudy):
+        rewrite(root / path, lambda bands: np.pad(bands, ((0, 0), (0, 0), (0, 8)), "edge"))
+    args = {"data": str(root), "weights": str(tmp_path / "net.safetensors"), "global_batch": 3, **SMALL}
+    entry = f"{predict.__name__}:main"
+    uncut = ranks.run(tmp_path / "uncut", entry, 1, args)
+    cut = ranks.run(tmp_path / "cut", entry, before, args, stop_at=2)
+    assert uncut.codes == [0] and cut.codes == [0] * before, cut.said()
+    folder, _ = next(readable_checkpoints(cut.folder / "checkpoints" / "train"))
+    resumed = ranks.run(tmp_path / "resumed", entry, after, args, resume=str(folder))
+    assert resumed.codes == [0] * after, resumed.said()
+    whole, joined = ((run.folder / "outputs" / "predictions.csv").read_text() for run in (uncut, resumed))
+    assert joined == whole and len(whole.splitlines()) == 9
 
 
 def test_true_and_false_are_flags_and_nothing_else_is(monkeypatch):

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.utils.data import default_collate
 
 from kgorch import attach
 from kgorch.workloads import cli
@@ -57,6 +58,7 @@ def main(
     data_list: str | None = None,
     part: Part = "test",
     limit: int | None = None,
+    global_batch: int = 8,
     width: int = 24,
     growth: int = 16,
     blocks: int = 2,
@@ -71,10 +73,11 @@ def main(
 ) -> None:
     """Write predictions/NAME.tif, predictions/NAME.png, predictions.csv and predictions.json to the output folder.
 
-    A picture shows, side by side, the cloudy image, radar, the prediction and the truth. --data, --data-list and --limit are as
-    in train; --part is test or val; the network's arguments are as they were in training; --which is best or final, where not
-    the best that the plan keeps. --weights is a file instead, needed without kgorch or before a training: a safetensors file, or
-    a .pth of GLF-CR's own programs (authors.py), for which the network's arguments must be those of plan.toml.
+    A picture shows, side by side, the cloudy image, radar, the prediction and the truth. --data, --data-list and --limit are as in
+    train; --part is test or val; --global-batch is how many images all ranks together take in a step, one after another; the
+    network's arguments are as they were in training; --which is best or final, where not the best that the plan keeps. --weights is
+    a file instead, needed without kgorch or before a training: a safetensors file, or a .pth of GLF-CR's own programs (authors.py),
+    for which the network's arguments must be those of plan.toml.
     """
     with attach() as session:
         scenes = Scenes(
@@ -91,11 +94,16 @@ def main(
         tell_left_out(session, scenes.left_out)
         folder = session.output / "predictions"
         folder.mkdir(parents=True, exist_ok=True)
-        loader = session.loader(scenes, session.world_size, shuffle=False, drop_last=False, num_workers=num_workers)
-        for batch in session.steps(loader, 1):
+        # Not one image a rank: a resume counts in batches, so their size must not depend on the number of ranks.
+        loader = session.loader(
+            scenes, global_batch, shuffle=False, drop_last=False, num_workers=num_workers, collate_fn=apart
+        )
+        for images in session.steps(loader, 1):
             found_NF = torch.zeros_like(kept.figures_NF)
-            if session.weight:  # else this rank has no image left, and was lent another rank's
-                batch = session.to_device(batch)
+            if not session.weight:  # this rank has no image left, and was lent another rank's
+                images = []
+            for image in images:
+                batch = session.to_device(image)
                 clear_BCHW = without_clouds(net, batch)
                 found_NF[batch.index] = scores(clear_BCHW, batch)
                 for number, clear_CHW in zip(batch.index.tolist(), clear_BCHW, strict=True):
@@ -104,6 +112,11 @@ def main(
             kept.add(found_NF)
         if session.rank == 0:
             summarise(session, scenes, kept.figures_NF, found)
+
+
+def apart(samples: list[Sample]) -> list[Sample]:
+    """Each a batch of one, because images may differ in size."""
+    return [default_collate([sample]) for sample in samples]
 
 
 def see_that_names_differ(scenes: Scenes) -> None:
