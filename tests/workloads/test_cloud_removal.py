@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch.utils.data import default_collate
 
 from kgorch.checkpoint.folder import readable_checkpoints
+from kgorch.worker import attach
 from kgorch.worker.memory.activation_checkpointing import blocks
 from kgorch.workloads import cli
 from kgorch.workloads.cloud_removal import data, predict, train
@@ -369,6 +370,20 @@ def test_a_prediction_lies_where_the_cloudy_image_lies_and_is_drawn_beside_it(ro
     assert line["name"] == name and figures["images"] == 1 and Path(scenes[0].s1).name in figures["left_out"][0]
     for value, key in zip(expected.tolist(), ("psnr", "ssim", "cloudy_psnr"), strict=True):
         assert float(line[key]) == pytest.approx(figures[key], abs=1e-3) == pytest.approx(value, abs=0.02)
+
+
+def test_an_image_that_overflows_in_half_precision_is_predicted_in_single_precision(made, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    net = CloudRemover(**SMALL).eval()
+    torch.nn.init.constant_(net.rise[-1].bias, 1e5)  # half precision ends at 65,504
+    torch.nn.init.constant_(net.rise[-1].weight, 0.0)
+    batch = default_collate([Scenes(made, "test")[0]])
+    with attach(seed=0) as session:
+        session._state.probe.as_on_cuda = True  # autocast is on, as on CUDA
+        with torch.no_grad(), session.autocast():
+            assert not net(batch.cloudy, batch.sar).isfinite().all()
+        monkeypatch.setattr(net, "forward", lambda *images, forward=net.forward: forward(*images) - 1e5)
+        assert torch.allclose(predict.without_clouds(session, net, batch), batch.cloudy, atol=0.02)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from torch import nn
 
 from kgorch.worker import attach
 from kgorch.workloads.common.files import DataError, picture, readable
+from kgorch.workloads.common.precision import finite
 from kgorch.workloads.common.record import Record
 from kgorch.workloads.common.scoring import summed
 
@@ -26,6 +27,26 @@ def test_figures_are_summed_over_all_samples_and_the_network_trains_on_afterward
     found = summed(session, net, loader, lambda part: torch.stack([net(part).sum(), torch.tensor(float(len(part)))]))
     assert found == [21.0, 7.0], "nothing dropped out, nothing counted twice"
     assert net.training
+
+
+def test_what_overflows_in_half_precision_is_predicted_in_single_precision(session):
+    session._state.probe.as_on_cuda = True  # autocast is on, as on CUDA
+    net, calls = nn.Linear(2, 1, bias=False), []
+    nn.init.constant_(net.weight, 300)
+
+    def forward(value):
+        calls.append(value)
+        return net(torch.full((1, 2), value))
+
+    with torch.no_grad():
+        assert finite(session, lambda: forward(10.0)).dtype == torch.float16
+        assert finite(session, lambda: forward(300.0)).item() == 180_000
+        assert calls == [10.0, 300.0, 300.0]
+        calls.clear()
+        finite(session, lambda: forward(300.0).argmax(-1))
+        assert calls == [300.0], "a whole number shows nothing"
+        finite(session, lambda: forward(300.0).argmax(-1), output_of=net)
+        assert calls == [300.0] * 3 and not net._forward_hooks
 
 
 def test_metrics_csv_has_a_line_an_epoch_though_one_was_done_twice(session):

@@ -23,6 +23,7 @@ from kgorch.workloads.camouflage.data import Pair, Pairs, Sample, read
 from kgorch.workloads.camouflage.model import CamouflageNet, enlarged, iou_parts
 from kgorch.workloads.camouflage.trained import weights_of
 from kgorch.workloads.common.files import picture, tell_left_out
+from kgorch.workloads.common.precision import finite
 
 if TYPE_CHECKING:
     from kgorch import Session
@@ -86,11 +87,10 @@ def paint(
     session: Session, net: CamouflageNet, pairs: Pairs, batch: Sample, mask_folder: Path, side_folder: Path
 ) -> None:
     """One batch, in as many pieces as a training step is cut into."""
-    amp = session.device.type == "cuda"
     count = session.microbatch or len(batch.image)
     for piece, indices in zip(batch.image.split(count), batch.index.split(count), strict=True):
-        with session.autocast(torch.float16, enabled=amp):
-            logits_BCHW = net(piece.to(session.device)).mask.float().cpu()
+        image = piece.to(session.device)
+        logits_BCHW = finite(session, lambda image=image: net(image).mask).float().cpu()
         for logits_CHW, index in zip(logits_BCHW, indices.tolist(), strict=True):
             pair = pairs.pairs[index]
             image_HWC, truth_HW = read(pair)

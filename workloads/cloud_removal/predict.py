@@ -28,6 +28,7 @@ from kgorch.workloads.cloud_removal.data import FULL, DataError, Sample, Scenes,
 from kgorch.workloads.cloud_removal.model import CloudRemover, scores
 from kgorch.workloads.cloud_removal.places import Part, Scene
 from kgorch.workloads.common.files import tell_left_out
+from kgorch.workloads.common.precision import finite
 from kgorch.workloads.common.trained import trained
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def main(
                 images = []
             for image in images:
                 batch = session.to_device(image)
-                clear_BCHW = without_clouds(net, batch)
+                clear_BCHW = without_clouds(session, net, batch)
                 found_NF[batch.index] = scores(clear_BCHW, batch)
                 for number, clear_CHW in zip(batch.index.tolist(), clear_BCHW, strict=True):
                     write(folder, scenes, scenes.scenes[number], clear_CHW)
@@ -132,10 +133,9 @@ def see_that_names_differ(scenes: Scenes) -> None:
 
 
 @torch.no_grad()
-def without_clouds(net: CloudRemover, batch: Sample) -> Tensor:
+def without_clouds(session: Session, net: CloudRemover, batch: Sample) -> Tensor:
     """[B, 13, H, W], 0..1."""
-    with torch.autocast(batch.cloudy.device.type, torch.float16, enabled=batch.cloudy.is_cuda):
-        return net(batch.cloudy, batch.sar).float().clamp(0, 1)
+    return finite(session, lambda: net(batch.cloudy, batch.sar)).float().clamp(0, 1)
 
 
 def write(folder: Path, scenes: Scenes, scene: Scene, clear_CHW: Tensor) -> None:

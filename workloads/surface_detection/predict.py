@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from kgorch import KgorchError, attach
 from kgorch.workloads import cli
 from kgorch.workloads.common.files import tell_left_out
+from kgorch.workloads.common.precision import finite
 from kgorch.workloads.common.trained import trained
 from kgorch.workloads.surface_detection import volumes as files
 from kgorch.workloads.surface_detection.data import Tile, Tiles, bell, coverage
@@ -109,9 +110,9 @@ class Predictor:
     def _probability(self, images_BCDHW: Tensor) -> Tensor:
         """[B, D, H, W]: the mean over the tile and its mirror images, each turned back."""
         total = torch.zeros_like(images_BCDHW[:, 0])
-        with self._session.autocast(torch.float16, enabled=self._session.device.type == "cuda"):
-            for axes in self._ways:
-                total += self._net(images_BCDHW.flip(axes)).sigmoid().flip(axes)[:, 0]
+        for axes in self._ways:
+            logits = finite(self._session, lambda axes=axes: self._net(images_BCDHW.flip(axes)))
+            total += logits.sigmoid().flip(axes)[:, 0]
         return total / len(self._ways)
 
     def _finish(self, number: int) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from kgorch import KgorchError, attach
 from kgorch.workloads import cli
 from kgorch.workloads.common.files import tell_left_out
+from kgorch.workloads.common.precision import finite
 from kgorch.workloads.common.trained import trained
 from kgorch.workloads.timeseries.data import ANSWERS, Prices, Window
 from kgorch.workloads.timeseries.model import MODELS, options_of
@@ -129,9 +130,8 @@ def network(session: Session, name: str, found: Weights, classes: int, frames: i
 @torch.no_grad()
 def logits(session: Session, net: nn.Module, batch: Window) -> Tensor:
     """[B, K] on the session's device, in as many pieces as a training step is cut into."""
-    pieces = batch.bars.split(session.microbatch or len(batch.bars))
-    with session.autocast(torch.float16, enabled=session.device.type == "cuda"):
-        return torch.cat([net(piece.to(session.device)) for piece in pieces]).float()
+    pieces = batch.bars.to(session.device).split(session.microbatch or len(batch.bars))
+    return finite(session, lambda: torch.cat([net(piece) for piece in pieces]).float())
 
 
 def write(session: Session, prices: Prices, calls: Calls, weights: dict[str, Weights]) -> None:

@@ -25,6 +25,7 @@ from torch import nn
 from kgorch import KgorchError, attach
 from kgorch.workloads import cli
 from kgorch.workloads.common.files import picture, tell_left_out
+from kgorch.workloads.common.precision import finite
 from kgorch.workloads.common.trained import trained
 from kgorch.workloads.vqa import parts
 from kgorch.workloads.vqa.curriculum import parsed
@@ -113,12 +114,14 @@ def main(
             dataset, eval_batch * session.world_size, shuffle=False, drop_last=False, num_workers=num_workers,
             prefetch_factor=prefetch if num_workers else None,
         )  # fmt: skip
-        amp = session.device.type == "cuda"
         for batch in session.steps(loader, 1):
             if session.weight:  # else this rank has no question left, and was lent another rank's
                 here = session.to_device(batch)
-                with session.autocast(torch.float16, enabled=amp):
-                    said_BT = student.say(here.image, here.question, beams=beams, length=answer_length)
+                said_BT = finite(
+                    session,
+                    lambda here=here: student.say(here.image, here.question, beams=beams, length=answer_length),
+                    output_of=student.decoder.get_output_embeddings(),
+                )
                 page.said_NT[here.at] = said_BT.int()
                 page.answered_N[here.at] += 1
         said_NT, answered_N = page.joined()
