@@ -115,6 +115,47 @@ def test_times_as_pandas_yahoo_and_metatrader_write_them_are_the_same_instants(t
     assert bars.begins_s.tolist() == [1_577_836_800 + 900 * n for n in range(16)]
 
 
+def minutes(number: int, between: str = " ") -> str:
+    return f"2020.01.01{between}{number // 4:02}:{15 * (number % 4):02}:00"
+
+
+def test_metatraders_exports_load_as_they_are(tmp_path):
+    values = "{o:.5f},{h:.5f},{l:.5f},{c:.5f},{v},0,5"  # the real volume of forex is 0
+    head = "<DATE>,<TIME>,<OPEN>,<HIGH>,<LOW>,<CLOSE>,<TICKVOL>,<VOL>,<SPREAD>"
+    lines = lines_of(16, lambda n: minutes(n, ","), values)
+    file(tmp_path / "EURUSD_M15.csv", *(line.replace(",", "\t") for line in (head, *lines)))
+    file(
+        tmp_path / "EURUSD_H1_202001010000_202001010300.csv", head, *lines_of(4, lambda n: minutes(4 * n, ","), values)
+    )
+    file(tmp_path / "EURUSD_MN1.csv", head.replace("<TIME>,", ""), *lines_of(2, lambda n: f"2020.0{n + 1}.01", values))
+    layout = Layout(tmp_path, ["15m", "1h"])
+    fine, coarse = layout.bars("EURUSD")
+    assert list(layout.files) == ["EURUSD"]
+    assert fine.begins_s.tolist() == [1_577_836_800 + 900 * n for n in range(16)]
+    assert coarse.begins_s.tolist() == [1_577_836_800 + 3600 * n for n in range(4)]
+    assert fine.values_NV[:2, 4].tolist() == [1000, 1001]
+
+
+@pytest.mark.parametrize("name", ["merged.csv", "merged_M15.csv", "forex-15m.csv"])
+def test_a_file_of_several_symbols_loads_also_where_its_name_tells_the_time_frame(tmp_path, name):
+    lines = [
+        f"{line},3"
+        for symbol in ("EURUSD", "GBPUSD")
+        for line in lines_of(16, lambda n, of=symbol: f"{minutes(n)},{of}")
+    ]
+    path = file(tmp_path / name, "time,symbol,open,high,low,close,tick_volume,spread", *lines)
+    for data in (tmp_path, path):
+        layout = Layout(data, ["15m", "1h"])
+        assert list(layout.files) == ["EURUSD", "GBPUSD"]
+        assert [len(bars.close) for bars in layout.bars("GBPUSD")] == [16, 4]
+
+
+def test_numbers_are_the_time_where_a_column_beside_them_says_it_in_words(tmp_path):
+    lines = lines_of(16, lambda n: f"{day(0)} {n // 4:02}:{15 * (n % 4):02},{1_577_836_800 + 900 * n}")
+    path = file(tmp_path / "EURUSD_15m.csv", "date,time,open,high,low,close,volume", *lines)
+    assert bars_of(read(path)[""], path, "15m").begins_s[1] == 1_577_837_700
+
+
 def test_a_day_of_local_time_with_25_hours_is_not_known_before_it_is_over(tmp_path):
     days = [f"2023-11-{n:02} 00:00:00-0{4 if n <= 5 else 5}:00" for n in range(1, 12)]  # New York, 5 November
     path = file(tmp_path / "SPY.csv", "Date,Open,High,Low,Close,Volume", *lines_of(11, days.__getitem__))

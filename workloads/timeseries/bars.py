@@ -27,7 +27,7 @@ NAMES = {
     "high": ("high",),
     "low": ("low",),
     "close": ("close",),
-    "volume": ("volume", "tick_volume", "vol"),
+    "volume": ("volume", "tick_volume", "tickvol", "vol"),
 }
 """Headers of a column, in lower case, the first one found counts. pandas writes an index without a name as ""."""
 
@@ -212,13 +212,16 @@ def read(path: Path) -> dict[str, Rows]:
             if not first.strip():
                 raise ValueError("no line of values")
             sample = next(csv.reader([first], delimiter=delimiter))[columns[0]]
+            lines: Iterable[str] = itertools.chain([first], file)
+            if {"date", "time"} <= set(names):
+                columns[0], sample, lines = joined_time(lines, names.index("date"), names.index("time"), delimiter)
             if is_text := not is_number(sample):
                 as_number[columns[0]] = seconds_of
             table = np.loadtxt(
-                with_nan(itertools.chain([first], file), delimiter), delimiter=delimiter, usecols=columns, ndmin=2,
+                with_nan(lines, delimiter), delimiter=delimiter, usecols=columns, ndmin=2,
                 quotechar='"', comments=None, converters=as_number or None, encoding="utf-8",
             )  # fmt: skip
-    except (OSError, ValueError, IndexError, zipfile.BadZipFile) as problem:
+    except (OSError, ValueError, IndexError, csv.Error, zipfile.BadZipFile) as problem:
         raise DataError(
             f"{path.name} of {path.parent.name} cannot be read",
             f"{path}: expected a CSV of prices, found: {problem.__cause__ or problem}",
@@ -272,6 +275,22 @@ def has_symbols(path: Path) -> bool:
             return len(header(file, path)[2]) > 6
     except (OSError, ValueError, DataError, zipfile.BadZipFile, IndexError):
         return False
+
+
+def joined_time(lines: Iterable[str], date: int, time: int, delimiter: str) -> tuple[int, str, Iterator[str]]:
+    """Place of the time, the first one, and the lines; a date and a time of day in two columns are joined in that of the date."""
+    rows = csv.reader(lines, delimiter=delimiter)
+    first = next(rows)
+    is_split = re.fullmatch(r"\d\d?:\d\d(:\d\d)?", first[time].strip()) is not None
+
+    def joined() -> Iterator[str]:
+        for row in itertools.chain([first], rows):
+            if is_split and len(row) > max(date, time):
+                row[date] = f"{row[date].strip()} {row[time].strip()}"
+            yield delimiter.join(f'"{field}"' if delimiter in field else field for field in row)
+
+    place = date if is_split else time
+    return place, f"{first[date]} {first[time]}" if is_split else first[time], joined()
 
 
 def with_nan(lines: Iterable[str], delimiter: str) -> Iterator[str]:

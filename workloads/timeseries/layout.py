@@ -1,11 +1,13 @@
 """Where the files of prices lie: which file holds which symbol at which time frame.
 
     <data>/SYMBOL/FRAME.csv               BTCUSDT/5m.csv
-    <data>/**/SYMBOL-FRAME[-PERIOD].csv   klines/BTCUSDT/5m/BTCUSDT-5m-2024-01.zip, BTC_USDT-1h.csv; also with "_"
+    <data>/**/SYMBOL-FRAME[-PERIOD].csv   klines/BTCUSDT/5m/BTCUSDT-5m-2024-01.zip, BTC_USDT-1h.csv; also with "_"; EURUSD_M15.csv
     <data>/SYMBOL.csv                     AAPL.csv: bars of the traded frame
-    <data>/FILE.csv, or <data> itself     with a column of symbols (symbol, ticker, Name): bars of the traded frame
+    <data>/FILE.csv, or <data> itself     with a column of symbols (symbol, ticker, Name): bars of the traded frame, or of the
+                                          one in its name: forex-15m.csv
 
-A folder uses one of them. A symbol without a file of a longer frame gets that frame's bars from the traded one's.
+A folder uses one of them. A symbol without a file of a longer frame gets that frame's bars from the traded one's. MetaTrader
+writes 15m as M15.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from kgorch.workloads.common.files import DataError
 from kgorch.workloads.timeseries.bars import Bars, Rows, bars_of, coarser, has_symbols, read, span_of
 
 SUFFIXES = (".csv", ".txt", ".zip")
-FRAME = r"[1-9]\d*[mhdw]"
+FRAME = r"[1-9]\d*[mhdw]|(?:[MHDW]|MN)[1-9]\d*"
 
 Files = dict[str, tuple[Path, ...]]
 """Of one symbol: time frame → its files, in the order of their names."""
@@ -58,9 +60,10 @@ class Layout:
         for path in paths:
             match = re.fullmatch(rf"(.+?)[-_]({FRAME})([-_].*)?", path.stem)
             if re.fullmatch(FRAME, path.stem) and path.parent != root:
-                named.setdefault(path.parent.name, {}).setdefault(path.stem, []).append(path)
+                named.setdefault(path.parent.name, {}).setdefault(frame_of(path.stem), []).append(path)
             elif match:
-                named.setdefault(match[1], {}).setdefault(match[2], []).append(path)
+                for symbol in self._several(path, root) or [match[1]]:
+                    named.setdefault(symbol, {}).setdefault(frame_of(match[2]), []).append(path)
             elif path == root or path.parent == root:
                 flat.append(path)
         if named := {symbol: files for symbol, files in named.items() if files.keys() & set(self.frames)}:
@@ -76,6 +79,15 @@ class Layout:
                     )  # fmt: skip
                 found[symbol] = {self.frames[0]: (path,)}
         return dict(sorted(found.items()))
+
+    def _several(self, path: Path, root: Path) -> list[str]:
+        """The symbols of a file that lies in the folder itself and holds several; [] for any other."""
+        if root not in (path, path.parent) or not has_symbols(path):
+            return []
+        try:
+            return sorted(rows) if len(rows := self._rows(path)) > 1 else []
+        except DataError:
+            return []  # said when its turn comes: it may be left out
 
     def bars(self, symbol: str) -> list[Bars]:
         """One symbol at every frame. Raises DataError."""
@@ -111,3 +123,9 @@ class Layout:
                 next_step="name the file after one of them, or leave out such symbols: skip_broken = true",
             )  # fmt: skip
         return rows[symbol] if symbol in rows else next(iter(rows.values()))
+
+
+def frame_of(text: str) -> str:
+    """A time frame as plans have it: "15m" for MetaTrader's "M15". Its months, "MN1", stay what they are: no plan has them."""
+    match = re.fullmatch(r"([MHDW])(\d+)", text)
+    return f"{match[2]}{match[1].lower()}" if match else text
