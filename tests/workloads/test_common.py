@@ -8,6 +8,8 @@ from PIL import Image
 from torch import nn
 
 from kgorch.worker import attach
+from kgorch.worker.data.keyed_loader import Loader
+from kgorch.worker.ranks.virtual_ranks import VirtualRanks
 from kgorch.workloads.common.files import DataError, picture, readable
 from kgorch.workloads.common.precision import finite
 from kgorch.workloads.common.record import Record
@@ -27,6 +29,26 @@ def test_figures_are_summed_over_all_samples_and_the_network_trains_on_afterward
     found = summed(session, net, loader, lambda part: torch.stack([net(part).sum(), torch.tensor(float(len(part)))]))
     assert found == [21.0, 7.0], "nothing dropped out, nothing counted twice"
     assert net.training
+
+
+def test_a_sample_that_another_rank_counts_is_not_computed(session):
+    """One process plays two ranks, of which a batch of one sample gives one nothing."""
+    ranks, computed = VirtualRanks(1, 0, 1, 1), []
+    loader = Loader(torch.arange(7.0), 1, ranks=lambda: ranks, seed=0, shuffle=False, drop_last=False)
+    ranks = VirtualRanks(2, 0, 2, 1)
+
+    def figures(part):
+        computed.append(part)
+        return torch.stack([part.sum(), torch.tensor(float(len(part)))])
+
+    assert summed(session, nn.Identity(), loader, figures) == [21.0, 7.0]
+    assert len(computed) == 7
+
+
+def test_a_rank_that_has_no_sample_of_its_own_adds_nothing(session):
+    ranks = VirtualRanks(2, 0, 1, 2)
+    loader = Loader(torch.arange(1.0), 2, ranks=lambda: ranks, seed=0, shuffle=False, drop_last=False)
+    assert summed(session, nn.Identity(), loader, lambda part: torch.stack([part.sum() + 1, part.sum() + 2])) == [0, 0]
 
 
 def test_what_overflows_in_half_precision_is_predicted_in_single_precision(session):

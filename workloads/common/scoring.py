@@ -25,12 +25,15 @@ def summed(session: Session, net: nn.Module, scored: Loader, figures: Callable[[
     """
     net.eval()
     total: Tensor | None = None
+    borrowed: Any = None
     for number, batch in enumerate(scored):
+        if not scored.share_of(number):  # of a batch with fewer samples than ranks: another rank computes it
+            borrowed = batch
+            continue
         found = figures(session.to_device(batch)).double()
-        if not scored.share_of(number):  # a last batch with fewer samples than ranks: another rank counts it
-            found = torch.zeros_like(found)
         total = found if total is None else total + found
+    if total is None:  # this rank has no sample of its own, and the sum needs figures of the same shape
+        total = torch.zeros_like(figures(session.to_device(borrowed)).double())
     net.train()
-    assert total is not None, "a loader has at least one batch"
     dist.all_reduce(total)
     return total.tolist()
