@@ -530,3 +530,8 @@ def test_trained_and_painted_alone_with_a_broken_picture_left_out_and_named(root
     masks = sorted((tmp_path / "outputs" / "masks").iterdir())
     assert len(masks) == 3 and all(Image.open(path).size == (72, 72) for path in masks)
     assert Image.open(tmp_path / "outputs" / "overview.png").size == (4 * 72, 3 * 72)
+
+    predict.main(str(root), part="Validation", valid=0.6, weights="outputs/camouflage.safetensors", skip_broken=True)
+    scores = json.loads((tmp_path / "outputs" / "scores.json").read_text())
+    held, few = (len(Pairs(root, "Validation", SIZE, valid=valid, skip_broken=True).pairs) for valid in (0.6, 0.1))
+    assert scores["pictures"] == held > few, "the part that a training with this share has held out"

@@ -36,6 +36,7 @@ PANEL_PX, ROWS = 224, 4
 def main(
     data: str,
     part: str = "Test",
+    valid: float = 0.1,
     stage: str = "stage2",
     size: int | None = None,
     global_batch: int = 32,
@@ -47,6 +48,7 @@ def main(
 ) -> None:
     """Write masks/NAME.png at the pictures' own size, predictions/NAME.png, overview.png and scores.json to the output folder.
 
+    --part is Test, or Validation: what a training with the same --valid has held out of Train.
     --stage is the one whose weights are taken, --which is best or final, where not the best that the plan keeps; --weights is
     a safetensors file instead, needed when run without kgorch. They say what network they are of, and the --size of
     the pictures that it was trained on, so neither need be told.
@@ -59,7 +61,9 @@ def main(
             raise KgorchError(
                 f"{found.label}: it does not say on what size it was trained", next_step="give size, for example 320"
             )
-        pairs = Pairs(session.data(data), part, size, names=names, skip_broken=skip_broken, session=session)
+        pairs = Pairs(
+            session.data(data), part, size, names=names, valid=valid, skip_broken=skip_broken, session=session
+        )
         net.to(session.device).eval()
         session.track(model=net)  # so that a cut stage knows how far it came
         tell_left_out(session, pairs.broken)
