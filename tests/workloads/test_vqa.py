@@ -8,9 +8,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+import ranks
 import torch
+from safetensors.torch import save_model
 from transformers import BlipConfig, BlipForQuestionAnswering, RobertaForMaskedLM
 
+from kgorch.checkpoint.folder import readable_checkpoints
 from kgorch.errors import KgorchError
 from kgorch.workloads.vqa import parts
 from kgorch.workloads.vqa.curriculum import ANSWER_PART, FORMAT_PART, REASON_PART, TAGS, parsed, phase_at
@@ -329,6 +332,30 @@ def test_the_figures_of_a_prediction_count_answers_format_and_reasons():
     said = [(asked[0], "<answer>đỏ</answer><reasoning>[CAUSAL] nó đỏ</reasoning>"), (asked[1], "<answer>đỏ</answer>")]
     assert figures_of(said) == {"test_accuracy": 0.5, "test_f1": 0.5, "test_format": 0.5, "test_rouge_l": 1.0}
     assert kinds_of(said) == ["CAUSAL"] and "test_rouge_l" not in figures_of(said[1:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "stop_at", "after"), [(1, 4, 2), (2, 1, 1), (2, 1, 2)])
+def test_a_cut_prediction_goes_on_with_as_many_ranks_and_says_that_it_cannot_with_others(
+    made, tmp_path, before, stop_at, after
+):
+    save_model(student(made), str(tmp_path / "student.safetensors"))
+    args = {
+        "data": str(made / "train"), "listing": str(made / "train.csv"), "students": str(made / "students"),
+        "question_length": QUESTION, "answer_length": ANSWER, "beams": 1, "eval_batch": 1, "limit": 6,
+        "weights": str(tmp_path / "student.safetensors"),
+    }  # fmt: skip
+    entry = "kgorch.workloads.vqa.predict:main"
+    cut = ranks.run(tmp_path / "cut", entry, before, args, stop_at=stop_at)
+    assert cut.codes == [0] * before, cut.said()
+    folder, _ = next(readable_checkpoints(cut.folder / "checkpoints" / "train"))
+    resumed = ranks.run(tmp_path / "resumed", entry, after, args, resume=str(folder))
+    if before == after:
+        assert resumed.codes == [0] * after, resumed.said()
+        assert json.loads((resumed.folder / "outputs" / "predictions.json").read_text())["questions"] == 6
+    else:
+        assert all(resumed.codes)
+        assert "start this stage anew" in resumed.said() and "ValueError" not in resumed.said()
 
 
 def test_the_picture_of_an_answer_shows_right_ones_in_green_and_wrong_ones_in_red(made):

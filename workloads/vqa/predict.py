@@ -108,6 +108,15 @@ def main(
             spread(asked, limit), session.data(data), ask, tell, size=student.vision_encoder.config.image_size,
             question_length=question_length, answer_length=answer_length,
         )  # fmt: skip
+        # Each rank keeps what it answered itself, and the position counts batches of all ranks.
+        divided = [session.world_size, eval_batch]
+        if (before := session.resumed.get("divided", divided)) != divided:
+            raise KgorchError(
+                "this stage cannot go on with another number of ranks, or another eval_batch",
+                f"ranks and eval_batch were {before}, now they are {divided}",
+                next_step="start this stage anew, or go on with what it had",
+            )
+        session.remember(divided=divided)
         page = Page(len(dataset), answer_length).to(session.device)
         session.track(page=page)
         loader = session.loader(
