@@ -92,6 +92,25 @@ def test_missing_masks_are_named_and_the_archives_bytes_depend_on_them_alone(tmp
     assert package.write_archive(tmp_path / "b.zip", [tmp_path / "7.tif"]).read_bytes() == first
 
 
+def test_a_test_volume_that_predict_left_out_is_named_with_the_reason(tmp_path: Path, monkeypatch) -> None:
+    make_volumes.make(tmp_path / "data", train=3, test=2, size=16, seed=0)
+    broken = tmp_path / "data/test_images/1004.tif"
+    broken.write_bytes(broken.read_bytes()[:300])
+    small = ("--data", "data", "--width", "4", "--depth", "1", "--patch", "16", "--patches", "2", "--global-batch", "2")
+    alone(tmp_path, "train", *small, "--epochs", "1", "--warmup", "0", "--valid", "1")
+    alone(
+        tmp_path, "predict", *small[:8], "--weights", "outputs/surface.safetensors", "--mirrored", "1", "--skip-broken", "true"
+    )  # fmt: skip
+    [left_out] = json.loads((tmp_path / "outputs/predictions.json").read_text())["left_out"]
+    assert "1004.tif cannot be read" in left_out
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        KgorchError, match=r"(?s)1 of 2 masks are missing.*predict left out: 1004\.tif cannot"
+    ) as caught:
+        package.main("data")
+    assert "to its end" not in str(caught.value)
+
+
 def test_a_quick_test_packs_the_masks_that_there_are(tmp_path: Path, monkeypatch) -> None:
     make_volumes.make(tmp_path / "data", train=0, test=2, size=16, seed=0)
     (tmp_path / "outputs/predictions").mkdir(parents=True)

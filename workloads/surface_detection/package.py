@@ -5,6 +5,7 @@ alone:  python -m kgorch.workloads.surface_detection.package --data volumes
 
 from __future__ import annotations
 
+import json
 import shutil
 import zipfile
 from pathlib import Path
@@ -47,14 +48,32 @@ def masks(folder: Path, ids: list[str]) -> list[Path]:
     """The mask of each volume. Raises KgorchError for those that are missing or broken, by name."""
     found = [folder / f"{id}.tif" for id in ids]
     if missing := [path.name for path in found if not path.is_file()]:
+        reasons = {
+            name: said
+            for said in left_out(folder.parent / "predictions.json")
+            for name in missing
+            if said.startswith(name)
+        }
         raise KgorchError(
             f"{len(missing)} of {len(ids)} masks are missing",
             f"{folder}: expected a mask for each volume in test.csv, found no {', '.join(missing[:3])}",
-            next_step="run the predict stage to its end first, without limit and on the same data",
+            *(f"predict left out: {said}" for said in list(reasons.values())[:3]),
+            next_step="fetch these volumes again, and predict anew with this run's weights (plan_predict.toml)"
+            if len(reasons) == len(missing)
+            else "run the predict stage to its end first, without limit and on the same data",
         )
     for path in found:
         header(path)
     return found
+
+
+def left_out(path: Path) -> list[str]:
+    """Why predict left volumes out, a line each, where it has ended and says so."""
+    try:
+        found = json.loads(path.read_text())["left_out"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [said.partition("\n")[0] for said in found if isinstance(said, str)] if isinstance(found, list) else []
 
 
 def write_archive(path: Path, files: list[Path]) -> Path:

@@ -214,7 +214,7 @@ def main(
         if session.rank == 0 and not session.quick:
             made = {
                 "weights": found.facts, "threshold": predictor.threshold, "mirrored": mirrored, "overlap": overlap, "blend": blend,
-                "volumes": [described(session.output / "predictions", volume) for volume in tiles.volumes],
+                "volumes": [described(session.output / "predictions", volume) for volume in tiles.volumes], "left_out": left_out,
             }  # fmt: skip
             (session.output / "predictions.json").write_text(json.dumps(made, indent=1) + "\n")
 
