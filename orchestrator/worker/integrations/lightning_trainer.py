@@ -248,6 +248,8 @@ class LightningCarrier:
         if self._stepped is not None:
             # A restart counts the batch after which Lightning itself would have saved; kgorch saves before one.
             loop.epoch_loop._batches_that_stepped, self._stepped = self._stepped, None
+            # The batch is counted again, and Lightning validates by this number where `check_val_every_n_epoch` is None.
+            loop.epoch_loop.batch_progress.total.ready -= 1
             # What remains of the epoch is no restart: Lightning before 2.5 steps a scheduler twice at the end of such an epoch.
             loop._restarting = False
         fetcher = loop._data_fetcher

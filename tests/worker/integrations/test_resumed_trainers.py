@@ -643,3 +643,25 @@ def test_the_last_batches_of_an_epoch_of_transformers_without_a_length_come_agai
 
     whole, resumed = whole_and_resumed(carried, script, cut_at)
     assert resumed == (6, (whole[1][0][6 * cut_at - 2 :], whole[1][1])) and len(whole[1][0]) == 34
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("cut_at", [3, 4, 5, 7, 12])
+def test_a_validation_that_lightning_counts_over_epochs_comes_at_the_same_steps(lightning, carried, cut_at):
+    class Module(lightning_module(lightning)):
+        def __init__(self):
+            super().__init__()
+            self.validated = []
+
+        def validation_step(self, batch, index):
+            self.validated.append(self.trainer.global_step)
+
+    def script():
+        module = Module()
+        options = {"val_check_interval": 4, "check_val_every_n_epoch": None, "num_sanity_val_steps": 0}
+        lightning_trainer_of(lightning, **options).fit(module, DataLoader(numbers(12), 2), DataLoader(numbers(2), 2))
+        return module.validated
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at)
+    assert whole == (18, [4, 8, 12, 16])
+    assert resumed == (18, [step for step in whole[1] if step > cut_at])
