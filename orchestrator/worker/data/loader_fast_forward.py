@@ -136,6 +136,8 @@ class LoaderFastForward:
             self._compare(resumed)
         else:
             iterator = self._pulled(iterator)
+            if resumed and not self.batch:  # some loaders begin at their first batch
+                iterator = itertools.chain(list(itertools.islice(iterator, 1)), iterator)
         if resumed:
             rng_state.restore(now["rng"], self._device)
         return self._counted(iterator)

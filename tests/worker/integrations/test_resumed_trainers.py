@@ -665,3 +665,23 @@ def test_a_validation_that_lightning_counts_over_epochs_comes_at_the_same_steps(
     whole, resumed = whole_and_resumed(carried, script, cut_at)
     assert whole == (18, [4, 8, 12, 16])
     assert resumed == (18, [step for step in whole[1] if step > cut_at])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("cut_at", [4, 6, 12])
+def test_a_loader_that_begins_at_its_first_batch_gives_the_same_order_again(transformers, carried, cut_at):
+    """As Accelerate's does: `iter()` of it does nothing yet. The Trainer has read the step's batch when it is saved."""
+
+    class Rows(IterableDataset):
+        def __iter__(self):
+            return iter([{"x": row[0]} for row in Stream()])
+
+    def script():
+        model = Line()
+        trainer = transformers_trainer_of(transformers, model, max_steps=18)
+        trainer.train_dataset = Rows()
+        trainer.train()
+        return model.seen, weights_of(model)
+
+    (steps, whole), (_, resumed) = whole_and_resumed(carried, script, cut_at)
+    assert steps == 18 and resumed == (whole[0][cut_at:], whole[1])
