@@ -6,6 +6,8 @@ training loader is empty for the epochs that are done, the other loaders give on
 first batch that is left. Where the training is over, the state is restored before the first batch of any loader, and the training
 loader stays empty. So what the script computes in those epochs does not count, and neither does what it keeps in plain
 variables.
+
+A script may prepare a loader anew for each epoch: then each of them is a training loader, with the epochs that it has given itself.
 """
 
 from __future__ import annotations
@@ -29,6 +31,10 @@ from kgorch.worker.wrappers import unwrapped
 
 NOTE = "Accelerate: plain variables of the script begin anew in each session"
 
+SECOND_TRAINING = (
+    "what was prepared after the first step, with a model or optimizer, is a second training and not saved"
+)
+
 NO_LADDER = "no memory ladder: the script does forward and backward itself"
 
 
@@ -42,14 +48,17 @@ class AccelerateCarrier:
     """What carries one script.
 
     Attributes:
-        driver: name of the training loader; None until an optimizer has stepped.
+        drivers: names of the training loaders; empty until an optimizer has stepped. The last one is the newest.
     """
 
     def __init__(self, accelerator: Any, session: Session) -> None:
         self._accelerator, self.session = accelerator, session
         self.things: dict[str, Any] = {}
-        self.driver: str | None = session.resumed.get("driver")
-        self.is_begun = self._has_boundary = False
+        resumed = session.resumed
+        # Earlier versions knew one.
+        self.drivers: list[str] = resumed.get("drivers", [resumed["driver"]] if "driver" in resumed else [])
+        self.asked: str | None = resumed.get("asked")  # the loader before whose batch the newest step has begun
+        self.is_begun = self._has_boundary = self._is_second = False
         self.loaders: list[StepLoader] = []
         self.iterated: list[StepLoader] = []  # in the order in which these iterations began
         session.note_exactness(loop=NOTE, memory=NO_LADDER)
@@ -66,10 +75,14 @@ class AccelerateCarrier:
         """What `prepare` has returned; a loader comes back as one that is followed."""
         if isinstance(item, DataLoader):
             name = f"loader{len(self.loaders)}"
-            loader = StepLoader(item, self, name)
+            loader = StepLoader(
+                item, self, name, sum(one.iterations for one in self.loaders if one.name in self.drivers)
+            )
             self.loaders.append(loader)
             self.session.add_followed(loader, name)
             return loader
+        if isinstance(item, StepLoader):  # prepared before
+            return item
         kinds = {nn.Module: "model", torch.optim.Optimizer: "optimizer"}
         word = next((word for cls, word in kinds.items() if isinstance(item, cls)), "other")
         if hasattr(item, "state_dict"):
@@ -77,12 +90,21 @@ class AccelerateCarrier:
             self.things[f"{word}{number}"] = _inner(item)
         return item
 
+    def add_later(self, items: tuple[Any, ...]) -> tuple[Any, ...]:
+        """`add` for a call after the first step: only the loaders of the same training are followed."""
+        trained = [item for item in items if isinstance(item, nn.Module | torch.optim.Optimizer)]
+        if not all(self._is_known(item) for item in trained):
+            self._is_second = True
+            self.session.note_exactness(training=SECOND_TRAINING)
+        if self._is_second:
+            return items
+        return tuple(self.add(item) if isinstance(item, DataLoader) else item for item in items)
+
     def begin(self) -> None:
         """Restore the state, before the first batch of this session."""
-        self.is_begun = True
-        accelerator, known = self._accelerator, [unwrapped(item) for item in self.things.values()]
+        self.is_begun, accelerator = True, self._accelerator
         for item in (*accelerator._models, *accelerator._optimizers, *accelerator._schedulers):
-            if not any(unwrapped(_inner(item)) is one for one in known):
+            if not self._is_known(item):
                 self.add(item)  # prepared before the first optimizer
         things = {
             name: carrier.trainable(item) if name.startswith("model") else item for name, item in self.things.items()
@@ -91,37 +113,54 @@ class AccelerateCarrier:
         scaler = getattr(self._accelerator, "scaler", None)
         self.session.track(**things, **custom, **({"scaler": scaler} if scaler is not None else {}))
 
-    def before_batch(self, name: str) -> None:
+    def _is_known(self, item: Any) -> bool:
+        return any(unwrapped(_inner(item)) is unwrapped(one) for one in self.things.values())
+
+    def before_batch(self, asked: StepLoader) -> None:
         """A loader is asked for a batch."""
         if self.session.resumed.is_finished:  # an evaluation after the training
             return
         if self._has_boundary and not self.session.is_step_done:
             return
-        if self._has_boundary and self.driver is None:
+        drivers = [loader for loader in self.iterated if loader.name in self.drivers]
+        if self._has_boundary and not drivers:
             # Not the one that is asked: that may be an evaluation within the epoch. Of two that are read together, it is the first.
-            giving = (loader.name for loader in self.iterated if loader.has_given)
-            self.driver = next(giving, name)
-            self.session.remember(driver=self.driver)
-        if name != self.driver and any(loader.name == self.driver for loader in self.iterated):
+            giving = [asked] if self.drivers else [*self.iterated, asked]
+            if drivers := [loader for loader in giving if loader.has_given][:1]:
+                self.drivers.append(drivers[0].name)
+            elif not self.drivers:
+                self.drivers.append(asked.name)
+            self.session.remember(drivers=self.drivers)
+        if drivers and asked is not drivers[0]:
             return  # within a step of the training loader: a resume goes on with its next batch
         self._has_boundary = True
-        self.session.boundary(open_batches=0)
+        if self.asked != asked.name:
+            self.asked = asked.name
+            self.session.remember(asked=asked.name)
+        # Of a loader for each epoch, the first one that is followed is in its only epoch for good.
+        epochs = [loader.epoch for loader in self.loaders if loader.name in self.drivers]
+        self.session.boundary(open_batches=0, epoch=max(epochs) if len(epochs) > 1 else None)
 
 
 class StepLoader(FollowedLoader):
     """A loader that `prepare` has returned.
 
+    Args:
+        first_epoch: number of its first epoch; that of the training for a loader that is prepared anew for each epoch.
+
     Attributes:
         name: in the checkpoint.
+        iterations: how often the script has iterated it.
     """
 
-    def __init__(self, loader: Iterable[Any], carried: AccelerateCarrier, name: str) -> None:
+    def __init__(self, loader: Iterable[Any], carried: AccelerateCarrier, name: str, first_epoch: int = 0) -> None:
         super().__init__(loader, carried.session.world_size, carried.session.device)
-        self._carrier, self.name = carried, name
-        self._iterations = 0
+        self._carrier, self.name, self._first_epoch = carried, name, first_epoch
+        self.iterations = 0
+        self.start_at(first_epoch, 0)
 
     def before_batch(self) -> None:
-        self._carrier.before_batch(self.name)
+        self._carrier.before_batch(self)
 
     @property
     def has_given(self) -> bool:
@@ -130,16 +169,17 @@ class StepLoader(FollowedLoader):
 
     def __iter__(self) -> Iterator[Any]:
         carried = self._carrier
+        is_driver = self.name in carried.drivers
         if carried.session.resumed.is_finished:
             if not carried.is_begun:
                 carried.begin()
-            return iter(()) if self.name == carried.driver else iter(self._loader)
-        if not carried.is_begun and carried.driver is not None:
-            if self.name != carried.driver:
-                return itertools.islice(iter(self._loader), 1)
-            self._iterations += 1
-            if self._iterations <= self.saved_epoch(carried.session):
-                return iter(())
+            return iter(()) if is_driver else iter(self._loader)
+        self.iterations += 1
+        is_done = self.iterations <= self._saved_epochs
+        if is_driver and is_done:
+            return iter(())
+        if carried.drivers and not carried.is_begun and (is_done or not (is_driver or self.name == carried.asked)):
+            return itertools.islice(iter(self._loader), 1)
         if not carried.is_begun:
             carried.begin()
         return self._registered(super().__iter__())
@@ -152,9 +192,10 @@ class StepLoader(FollowedLoader):
         finally:
             self._carrier.iterated.remove(self)
 
-    def saved_epoch(self, session: Session) -> int:
+    @property
+    def _saved_epochs(self) -> int:
         """Epochs of this loader that earlier sessions have done."""
-        return session.resumed.epoch_of(self.name)
+        return self._carrier.session.resumed.epoch_of(self.name) - self._first_epoch
 
 
 def _inner(item: Any) -> Any:
@@ -181,7 +222,7 @@ def _tracked(original: Callable[..., Any]) -> Callable[..., Any]:
         carried = _carrier_of(self, items)
         if carried is None:
             return prepared
-        items = tuple(carried.add(item) for item in items)
+        items = carried.add_later(items) if carried.is_begun else tuple(carried.add(item) for item in items)
         return items if isinstance(prepared, tuple) else items[0]
 
     return prepare
@@ -191,7 +232,7 @@ def _carrier_of(accelerator: Any, items: tuple[Any, ...]) -> AccelerateCarrier |
     """The carrier of this script. One begins with the first optimizer, if the script has no session yet."""
     known: AccelerateCarrier | None = getattr(accelerator, "_kgorch", None)
     if known is not None:
-        return known if not known.is_begun else None
+        return known if session_end.is_open() else None
     launch = worker.launch()
     has_optimizer = any(isinstance(item, torch.optim.Optimizer) for item in items)
     if launch is None or session_end.is_open() or not has_optimizer:

@@ -685,3 +685,44 @@ def test_a_loader_that_begins_at_its_first_batch_gives_the_same_order_again(tran
 
     (steps, whole), (_, resumed) = whole_and_resumed(carried, script, cut_at)
     assert steps == 18 and resumed == (whole[0][cut_at:], whole[1])
+
+
+@pytest.mark.parametrize("cut_at", [1, 5, 6, 7, 12, 14])
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_a_loader_that_is_prepared_anew_for_each_epoch_is_followed(accelerated, evaluates, cut_at):
+    def script(accelerator):
+        model, seen = nn.Linear(1, 1), []
+        model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 0.1))
+        for _ in range(3):
+            loader = accelerator.prepare(DataLoader(numbers(12), 2, shuffle=True))
+            for batch in loader:
+                seen.append(batch[0].flatten().int().tolist())
+                train_batch(accelerator, model, optimizer, batch)
+            if evaluates:
+                len(list(accelerator.prepare(DataLoader(numbers(4), 2))))
+        return seen, weights_of(model)
+
+    (steps, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
+    assert steps == 18 and resumed == (whole[0][cut_at:], whole[1])
+    for cut_again in (cut_at + 1, 16):
+        with pytest.raises(Cut) as first:
+            accelerated(script, cut_at)
+        with pytest.raises(Cut) as second:
+            accelerated(script, cut_again, saved=first.value.saved)
+        assert accelerated(script, saved=second.value.saved)[1] == (whole[0][cut_again:], whole[1])
+    assert accelerated(script, saved=accelerated.session.saved(is_final=True)) == (18, ([], whole[1]))
+
+
+def test_a_second_training_with_the_same_accelerator_is_not_followed(accelerated):
+    """Its model and optimizer are not in the checkpoint."""
+
+    def script(accelerator):
+        for _ in range(2):
+            model = nn.Linear(1, 1)
+            model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 0.1))
+            for batch in accelerator.prepare(DataLoader(numbers(12), 2, shuffle=True)):
+                train_batch(accelerator, model, optimizer, batch)
+
+    accelerated(script)
+    assert accelerated.session.step < 12
+    assert "second training" in accelerated.session.exactness["training"]
