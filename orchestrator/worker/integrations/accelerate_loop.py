@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 from kgorch import worker
 from kgorch.worker import session_end
 from kgorch.worker.data.followed_loader import FollowedLoader
+from kgorch.worker.data.loader_fast_forward import LoaderFastForward
 from kgorch.worker.integrations import carrier
 from kgorch.worker.session import Session
 from kgorch.worker.wrappers import unwrapped
@@ -58,6 +59,8 @@ class AccelerateCarrier:
         # Earlier versions knew one.
         self.drivers: list[str] = resumed.get("drivers", [resumed["driver"]] if "driver" in resumed else [])
         self.asked: str | None = resumed.get("asked")  # the loader before whose batch the newest step has begun
+        self.left_at: dict[str, int] = resumed.get("left_at", {})
+        """Batch at which the script has left each epoch of a loader; 0 where it was not the same one."""
         self.is_begun = self._has_boundary = self._is_second = False
         self.loaders: list[StepLoader] = []
         self.iterated: list[StepLoader] = []  # in the order in which these iterations began
@@ -112,6 +115,14 @@ class AccelerateCarrier:
         custom = {f"custom{number}": item for number, item in enumerate(self._accelerator._custom_objects)}
         scaler = getattr(self._accelerator, "scaler", None)
         self.session.track(**things, **custom, **({"scaler": scaler} if scaler is not None else {}))
+
+    def note_left(self, loader: StepLoader, batch: int) -> None:
+        """The script has left an epoch of the loader at this batch; 0 where it has read all of it."""
+        known = self.left_at.get(loader.name)
+        batch = batch if known in (None, batch) else 0
+        if batch != known:
+            self.left_at[loader.name] = batch
+            self.session.remember(left_at=self.left_at)
 
     def _is_known(self, item: Any) -> bool:
         return any(unwrapped(_inner(item)) is unwrapped(one) for one in self.things.values())
@@ -185,12 +196,43 @@ class StepLoader(FollowedLoader):
         return self._registered(super().__iter__())
 
     def _registered(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The same batches; the carrier knows how long they are iterated."""
+        """The same batches; the carrier knows how long they are iterated, and where the script leaves them."""
         self._carrier.iterated.append(self)
+        running, is_whole = None, not self.next_batch
         try:
-            yield from batches
+            for batch in itertools.islice(batches, self._rest()):
+                running = self.running
+                yield batch
+        except GeneratorExit:
+            self._leave(running, is_whole=is_whole)
+            raise
+        else:
+            self._leave(running, is_whole=is_whole)
         finally:
             self._carrier.iterated.remove(self)
+
+    def _rest(self) -> int | None:
+        """Batches of an epoch that continues, where the script has left every epoch before it at one batch; None for all.
+
+        The script may count them in a variable of its own, which begins anew.
+        """
+        if self._saved is None or self._ranks_before != self._world:
+            return None
+        left_at = self._carrier.left_at.get(self.name, 0)
+        return left_at - self.next_batch if 0 < self.next_batch < left_at else None
+
+    def _leave(self, running: LoaderFastForward | None, *, is_whole: bool) -> None:
+        """The epoch is over. A loop that leaves it before its end goes on with the next one, also after a resume.
+
+        Args:
+            is_whole: it was no rest of one, where a count of the script's own begins anew.
+        """
+        batch = 0
+        if running is not None and running is self.running and not running.is_over:
+            batch = running.batches_used + running.back
+            self._end()
+        if is_whole:
+            self._carrier.note_left(self, batch)
 
     @property
     def _saved_epochs(self) -> int:

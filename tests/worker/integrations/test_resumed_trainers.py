@@ -726,3 +726,25 @@ def test_a_second_training_with_the_same_accelerator_is_not_followed(accelerated
     accelerated(script)
     assert accelerated.session.step < 12
     assert "second training" in accelerated.session.exactness["training"]
+
+
+@pytest.mark.parametrize("cut_at", [4, 5, 6, 8, 9, 11])
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_an_epoch_that_the_script_leaves_early_is_done(accelerated, evaluates, cut_at):
+    def script(accelerator):
+        model, seen = nn.Linear(1, 1), []
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+        train, other = DataLoader(numbers(12), 2, shuffle=True), DataLoader(numbers(4), 2)
+        model, optimizer, train, other = accelerator.prepare(model, optimizer, train, other)
+        for _ in range(3):
+            for number, batch in enumerate(train):
+                seen.append(batch[0].flatten().int().tolist())
+                train_batch(accelerator, model, optimizer, batch)
+                if number == 3:
+                    break
+            if evaluates:
+                len(list(other))
+        return seen, weights_of(model)
+
+    (steps, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
+    assert steps == 12 and resumed == (whole[0][cut_at:], whole[1])
