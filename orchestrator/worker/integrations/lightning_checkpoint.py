@@ -5,9 +5,13 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import torch
+
 from kgorch.errors import CannotRestore
 from kgorch.worker import tagged_json
 from kgorch.worker.tagged_json import TensorTable
+
+METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 
 
 def like_its_own(trainer: Any, parts: dict[str, Any]) -> dict[str, Any]:
@@ -36,6 +40,31 @@ def like_its_own(trainer: Any, parts: dict[str, Any]) -> dict[str, Any]:
     if parts.get("datamodule"):
         checkpoint[type(datamodule).__qualname__] = parts["datamodule"]
     return checkpoint
+
+
+def logged_by(trainer: Any) -> dict[str, dict[str, tuple[int | float, bool]]]:
+    """The metrics that were logged, by the name of the Trainer's dict of them: each as a number, and whether it is a tensor.
+
+    Numbers, because a metric that is not finite is no damage to the training, as a tensor of its state would be.
+    """
+    connector = trainer._logger_connector
+    return {
+        kind: {
+            name: (value.item(), True) if isinstance(value, torch.Tensor) else (value, False)
+            for name, value in getattr(connector, kind, {}).items()
+            if isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+        }
+        for kind in METRICS
+    }
+
+
+def put_back_logged(trainer: Any, saved: dict[str, dict[str, tuple[int | float, bool]]]) -> None:
+    """Set what `logged_by` has returned: callbacks and schedulers monitor it, and the script reads it after the training."""
+    device = trainer.strategy.root_device
+    for kind in METRICS:
+        metrics = getattr(trainer._logger_connector, kind, {})
+        for name, (value, is_tensor) in saved.get(kind, {}).items():
+            metrics[name] = torch.tensor(value, device=device) if is_tensor else value
 
 
 def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:

@@ -62,6 +62,7 @@ class LightningParts:
             "precision": trainer.precision_plugin.state_dict(),
             "loaded_at": max(0, trainer.fit_loop._last_train_dl_reload_epoch),
             "progress": {"epoch": trainer.current_epoch, "global_step": trainer.global_step},
+            "logged": lightning_checkpoint.logged_by(trainer),
             "datamodule": self._savable(trainer.datamodule.state_dict() if trainer.datamodule else {}),
         }
         return parts | self._added_by_hooks(lightning_checkpoint.like_its_own(trainer, parts))
@@ -113,6 +114,7 @@ class LightningParts:
         if saved["precision"]:
             trainer.precision_plugin.load_state_dict(saved["precision"])
         trainer.fit_loop.load_state_dict(saved["loops"])
+        lightning_checkpoint.put_back_logged(trainer, saved.get("logged", {}))
         for config, state in zip(trainer.lr_scheduler_configs, saved["schedulers"], strict=True):
             config.scheduler.load_state_dict(state)
 
@@ -185,6 +187,7 @@ class LightningCarrier:
             ),
         )
         if self.session.resumed:
+            self._reported.update(getattr(trainer._logger_connector, "_callback_metrics", {}))  # by an earlier session
             self._stepped = loop.epoch_loop._batches_that_stepped
             loop.epoch_loop.batch_progress.is_last_batch = False  # of the batch that comes again
             # Where it was stopped before its last epoch, only what follows it in the script is left.

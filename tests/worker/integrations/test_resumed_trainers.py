@@ -748,3 +748,30 @@ def test_an_epoch_that_the_script_leaves_early_is_done(accelerated, evaluates, c
 
     (steps, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
     assert steps == 12 and resumed == (whole[0][cut_at:], whole[1])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("cut_at", [14, None], ids=["cut in the training", "cut after it"])
+def test_what_lightning_has_logged_is_there_after_a_resume(lightning, carried, cut_at):
+    class Module(lightning_module(lightning)):
+        def training_step(self, batch, index):
+            loss = super().training_step(batch, index)
+            self.log("loss", loss)
+            if self.trainer.current_epoch == 1:
+                self.log_dict({"once": loss, "count": 3.0, "spoilt": float("nan")}, prog_bar=True)
+            return loss
+
+    def script():
+        trainer = lightning_trainer_of(lightning)
+        trainer.fit(Module(), DataLoader(numbers(12), 2, shuffle=True))
+        kinds = (trainer.callback_metrics, trainer.logged_metrics, trainer.progress_bar_metrics)
+        return [{name: repr(value) for name, value in metrics.items()} for metrics in kinds]
+
+    if cut_at:
+        whole, resumed = whole_and_resumed(carried, script, cut_at)
+    else:
+        whole = carried(script)
+        resumed = carried(script, saved=carried.finished)
+    assert resumed == whole and {"loss", "once", "count", "spoilt"} <= whole[1][0].keys()
+    carried.session._state.metrics.collect(wait=True)
+    assert "once" not in carried.session._state.metrics.values
