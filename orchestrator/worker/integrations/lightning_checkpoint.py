@@ -67,6 +67,13 @@ def put_back_logged(trainer: Any, saved: dict[str, dict[str, tuple[int | float, 
             metrics[name] = torch.tensor(value, device=device) if is_tensor else value
 
 
+def is_same(one: Any, other: Any) -> bool:
+    """Whether they are one object, or tensors with the same memory."""
+    if one is other:
+        return True
+    return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.data_ptr() == other.data_ptr()
+
+
 def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """What was added or replaced."""
     return {name: value for name, value in after.items() if name not in before or value is not before[name]}

@@ -7,16 +7,15 @@ none of them has begun. The loops believe that they restart from a checkpoint of
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-import torch
-
 from kgorch.worker.checkpoint import state_codec
-from kgorch.worker.integrations import carrier, lightning_checkpoint, lightning_steps
+from kgorch.worker.integrations import carrier, lightning_checkpoint, lightning_finetuning, lightning_steps
 from kgorch.worker.integrations.lightning_loader import TrainingLoader
 from kgorch.worker.session import Session
 
@@ -46,12 +45,15 @@ class LightningParts:
     """Loops, callbacks, schedulers and scaling of a Trainer, and what the script's hooks add to a checkpoint of Lightning.
 
     Args:
+        finetuning: Lightning's BaseFinetuning.
         without_folder: callbacks whose `dirpath` the script has left to Lightning.
         note: is given what cannot be saved, in words.
     """
 
-    def __init__(self, trainer: Any, without_folder: Sequence[Any], note: Callable[[str], None]) -> None:
-        self._trainer, self._without_folder, self._note = trainer, without_folder, note
+    def __init__(
+        self, trainer: Any, finetuning: Any, without_folder: Sequence[Any], note: Callable[[str], None]
+    ) -> None:
+        self._trainer, self._finetuning, self._without_folder, self._note = trainer, finetuning, without_folder, note
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
@@ -62,6 +64,7 @@ class LightningParts:
             "precision": trainer.precision_plugin.state_dict(),
             "loaded_at": max(0, trainer.fit_loop._last_train_dl_reload_epoch),
             "progress": {"epoch": trainer.current_epoch, "global_step": trainer.global_step},
+            "trained_weights": lightning_finetuning.trained_weights(trainer, self._finetuning),
             "logged": lightning_checkpoint.logged_by(trainer),
             "datamodule": self._savable(trainer.datamodule.state_dict() if trainer.datamodule else {}),
         }
@@ -146,6 +149,7 @@ class LightningCarrier:
     def __init__(self, trainer: Any, session: Session, root: str) -> None:
         self._trainer, self.session, self._root = trainer, session, root
         self.callback = _callback(root, self)
+        self._finetuning = import_module(f"{root}.callbacks").BaseFinetuning
         self._without_folder = [item for item in trainer.callbacks if getattr(item, "dirpath", "") is None]
         self._loaders: list[TrainingLoader] = []
         self._is_running = self._is_set_up = False
@@ -179,11 +183,13 @@ class LightningCarrier:
             self.follow(loop._combined_loader)
         if self.session.resumed and trainer.reload_dataloaders_every_n_epochs:
             self._load_data_of(self.session.resumed.state("lightning").get("loaded_at", 0))
+        if self.session.resumed:
+            lightning_finetuning.put_back(trainer, self._finetuning, self.session.resumed.state("lightning"))
         self.session.track(
             model=carrier.trainable(trainer.lightning_module),
             **self._optimizers(),
             lightning=LightningParts(
-                trainer, self._without_folder, lambda what: self.session.note_exactness(hooks=what)
+                trainer, self._finetuning, self._without_folder, lambda what: self.session.note_exactness(hooks=what)
             ),
         )
         if self.session.resumed:
@@ -220,7 +226,7 @@ class LightningCarrier:
         """Begin an epoch or the rest of one, of which Lightning from 2.5 on leaves out `on_train_epoch_start`.
 
         What that sets is not in a checkpoint, as a list for the outputs of the epoch or the batches of a step. What it changes in
-        model and optimizers is: the epoch has begun with that, and it is undone.
+        model, optimizers and the states of callbacks is: the epoch has begun with that, and it is undone.
 
         Args:
             begin: what Lightning does.
@@ -230,9 +236,11 @@ class LightningCarrier:
             begin()
             return
         call, module = import_module(f"{self._root}.trainer.call"), trainer.lightning_module
-        hooks = [getattr(owner, "on_train_epoch_start", None) for owner in (module, *trainer.callbacks)]
-        is_known = all(str(getattr(hook, "__module__", "")).startswith(f"{self._root}.") for hook in hooks)
-        things = {} if is_known else {"model": module} | self._optimizers()
+        owners = lightning_finetuning.changing((module, *trainer.callbacks), self._root, self._finetuning)
+        things = {"model": module} | self._optimizers() if owners else {}
+        states = [
+            (item, copy.deepcopy(state)) for item in owners if item is not module and (state := item.state_dict())
+        ]
         before = state_codec.capture(things)
         # Copies on the CPU: a second state may not fit on the device.
         copies = {name: tensor.to("cpu", copy=True) for name, tensor in before.tensors.items()}
@@ -241,6 +249,8 @@ class LightningCarrier:
             call._call_callback_hooks(trainer, "on_train_epoch_start")
             call._call_lightning_module_hook(trainer, "on_train_epoch_start")
         state_codec.put_back(things, before, copies)
+        for callback, state in states:
+            callback.load_state_dict(state)
 
     def _optimizers(self) -> dict[str, Any]:
         return {f"optimizer{number}": item for number, item in enumerate(self._trainer.optimizers)}
@@ -271,17 +281,14 @@ class LightningCarrier:
         if current is None:
             current = self._trainer.callback_metrics
         reported = self._reported
-        logged = {name: value for name, value in current.items() if not _is_same(reported.get(name), value)}
+        logged = {
+            name: value
+            for name, value in current.items()
+            if not lightning_checkpoint.is_same(reported.get(name), value)
+        }
         if logged:
             reported.update(logged)
             self.session.report(**carrier.figures(logged))
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    """Whether they are one object, or tensors with the same memory."""
-    if one is other:
-        return True
-    return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.data_ptr() == other.data_ptr()
 
 
 def _carrier_of(trainer: Any) -> LightningCarrier | None:

@@ -775,3 +775,42 @@ def test_what_lightning_has_logged_is_there_after_a_resume(lightning, carried, c
     assert resumed == whole and {"loss", "once", "count", "spoilt"} <= whole[1][0].keys()
     carried.session._state.metrics.collect(wait=True)
     assert "once" not in carried.session._state.metrics.values
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("cut_at", [5, 6, 8, 12, 14])
+@pytest.mark.parametrize("kind", ["one of the script", "BackboneFinetuning"])
+def test_weights_that_lightning_thaws_later_are_trained_after_a_resume(lightning, carried, kind, cut_at):
+    from lightning.pytorch.callbacks import BackboneFinetuning, BaseFinetuning
+
+    class Finetuning(BaseFinetuning):
+        def freeze_before_training(self, module):
+            self.freeze(module.backbone, train_bn=False)
+
+        def finetune_function(self, module, epoch, optimizer):
+            if epoch == 1:
+                self.unfreeze_and_add_param_group(module.backbone, optimizer)
+
+    class Module(lightning_module(lightning)):
+        def __init__(self):
+            super().__init__()
+            self.backbone = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
+
+        def training_step(self, batch, index):
+            return super().training_step([self.backbone(batch[0])], index)
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW((weight for weight in self.parameters() if weight.requires_grad), 0.1)
+
+    def script():
+        module, backbone = Module(), BackboneFinetuning(1, lambda epoch: 1.5, should_align=False)
+        trainer = lightning_trainer_of(lightning, callbacks=[Finetuning() if kind == "one of the script" else backbone])
+        trainer.fit(module, DataLoader(numbers(12), 2, shuffle=True))
+        options = [group["lr"] for group in trainer.optimizers[0].param_groups]
+        state = {name: value.tolist() for name, value in module.state_dict().items()}
+        trained = [name for name, weight in module.named_parameters() if weight.requires_grad]
+        return state, trained, options, backbone.previous_backbone_lr
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at)
+    assert resumed == whole and len(whole[1][2]) == 2
+    assert carried(script, saved=carried.finished) == whole

@@ -1,0 +1,59 @@
+"""What callbacks of Lightning change at the beginning of an epoch.
+
+BaseFinetuning thaws weights in the course of the training, and adds parameter groups. Its own restart adds the groups in
+`on_fit_start`, where its state must be loaded already. It thaws no weights: they would not be trained any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+
+def trained_weights(trainer: Any, base: Any) -> list[str] | None:
+    """Names of the weights that require a gradient; None where no callback thaws any.
+
+    Args:
+        base: Lightning's BaseFinetuning.
+    """
+    if not any(isinstance(callback, base) for callback in trainer.callbacks):
+        return None
+    return [name for name, weight in trainer.lightning_module.named_parameters() if weight.requires_grad]
+
+
+def changing(owners: Iterable[Any], root: str, base: Any) -> list[Any]:
+    """Of the module and callbacks, those whose `on_train_epoch_start` may change what is saved: all but Lightning's own.
+
+    Args:
+        root: import name of the library.
+        base: Lightning's BaseFinetuning, which calls a method of the script.
+    """
+    return [
+        owner
+        for owner in owners
+        if isinstance(owner, base)
+        or not str(getattr(owner.on_train_epoch_start, "__module__", "")).startswith(f"{root}.")
+    ]
+
+
+def put_back(trainer: Any, base: Any, saved: dict[str, Any]) -> None:
+    """Thaw and freeze as it was, and add the parameter groups, before the optimizers are restored.
+
+    Args:
+        saved: the state of LightningParts.
+    """
+    module, trained = trainer.lightning_module, saved.get("trained_weights")
+    if trained is None:
+        return
+    for prefix, part in module.named_modules():
+        for name, weight in part.named_parameters(prefix, recurse=False):
+            if weight.requires_grad != (name in trained):
+                weight.requires_grad_(name in trained)
+                if isinstance(part, nn.modules.batchnorm._BatchNorm):
+                    part.track_running_stats = name in trained  # as BaseFinetuning does
+    for callback in trainer.callbacks:
+        if isinstance(callback, base) and callback.state_key in saved["callbacks"]:
+            callback.load_state_dict(saved["callbacks"][callback.state_key])
+            base.on_fit_start(callback, trainer, module)
