@@ -2,6 +2,8 @@
 
 BaseFinetuning thaws weights in the course of the training, and adds parameter groups. Its own restart adds the groups in
 `on_fit_start`, where its state must be loaded already. It thaws no weights: they would not be trained any more.
+
+StochasticWeightAveraging replaces the scheduler.
 """
 
 from __future__ import annotations
@@ -10,6 +12,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
+
+CHANGING = (".callbacks.finetuning", ".callbacks.stochastic_weight_avg")
+"""Modules of Lightning's callbacks whose `on_train_epoch_start` changes what is saved."""
 
 
 def trained_weights(trainer: Any, base: Any) -> list[str] | None:
@@ -23,19 +28,25 @@ def trained_weights(trainer: Any, base: Any) -> list[str] | None:
     return [name for name, weight in trainer.lightning_module.named_parameters() if weight.requires_grad]
 
 
-def changing(owners: Iterable[Any], root: str, base: Any) -> list[Any]:
-    """Of the module and callbacks, those whose `on_train_epoch_start` may change what is saved: all but Lightning's own.
+def changing(owners: Iterable[Any], root: str) -> list[Any]:
+    """Of the module and callbacks, those whose `on_train_epoch_start` may change what is saved.
 
     Args:
-        root: import name of the library.
-        base: Lightning's BaseFinetuning, which calls a method of the script.
+        root: import name of the library, whose own hooks change nothing but for CHANGING.
     """
-    return [
-        owner
-        for owner in owners
-        if isinstance(owner, base)
-        or not str(getattr(owner.on_train_epoch_start, "__module__", "")).startswith(f"{root}.")
-    ]
+    modules = {owner: str(getattr(owner.on_train_epoch_start, "__module__", "")) for owner in owners}
+    harmless = [owner for owner, name in modules.items() if name.startswith(f"{root}.") and not name.endswith(CHANGING)]
+    return [owner for owner in modules if owner not in harmless]
+
+
+def is_averaging(trainer: Any, states: dict[str, Any]) -> bool:
+    """Whether a StochasticWeightAveraging has put its own scheduler in the place of the others.
+
+    Args:
+        states: saved ones of the callbacks.
+    """
+    averaging = [item for item in trainer.callbacks if type(item).__module__.endswith(".stochastic_weight_avg")]
+    return any(states.get(item.state_key, {}).get("latest_update_epoch", -1) >= 0 for item in averaging)
 
 
 def put_back(trainer: Any, base: Any, saved: dict[str, Any]) -> None:

@@ -118,6 +118,9 @@ class LightningParts:
             trainer.precision_plugin.load_state_dict(saved["precision"])
         trainer.fit_loop.load_state_dict(saved["loops"])
         lightning_checkpoint.put_back_logged(trainer, saved.get("logged", {}))
+        if lightning_finetuning.is_averaging(trainer, callbacks):
+            trainer.lr_scheduler_configs.clear()  # its own is created at the beginning of the epoch, with its state
+            return
         for config, state in zip(trainer.lr_scheduler_configs, saved["schedulers"], strict=True):
             config.scheduler.load_state_dict(state)
 
@@ -236,7 +239,7 @@ class LightningCarrier:
             begin()
             return
         call, module = import_module(f"{self._root}.trainer.call"), trainer.lightning_module
-        owners = lightning_finetuning.changing((module, *trainer.callbacks), self._root, self._finetuning)
+        owners = lightning_finetuning.changing((module, *trainer.callbacks), self._root)
         things = {"model": module} | self._optimizers() if owners else {}
         states = [
             (item, copy.deepcopy(state)) for item in owners if item is not module and (state := item.state_dict())

@@ -814,3 +814,36 @@ def test_weights_that_lightning_thaws_later_are_trained_after_a_resume(lightning
     whole, resumed = whole_and_resumed(carried, script, cut_at)
     assert resumed == whole and len(whole[1][2]) == 2
     assert carried(script, saved=carried.finished) == whole
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("cut_at", [5, 6, 9, 14, 18, 23])
+@pytest.mark.parametrize("kind", ["alone", "with a schedule", "with BatchNorm"])
+def test_stochastic_weight_averaging_of_lightning_goes_on_after_a_resume(lightning, carried, kind, cut_at):
+    from lightning.pytorch.callbacks import StochasticWeightAveraging
+
+    class Module(lightning_module(lightning)):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.BatchNorm1d(1) if kind == "with BatchNorm" else nn.Identity()
+
+        def training_step(self, batch, index):
+            return super().training_step([self.first(batch[0])], index)
+
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            schedules = [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)] if kind == "with a schedule" else []
+            return [optimizer], schedules
+
+    def script():
+        module = Module()
+        callbacks = [StochasticWeightAveraging(0.01, swa_epoch_start=2, annealing_epochs=2)]
+        trainer = lightning_trainer_of(lightning, max_epochs=4, callbacks=callbacks)
+        trainer.fit(module, DataLoader(numbers(12), 2, shuffle=True))
+        return {name: value.tolist() for name, value in module.state_dict().items()}
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at)
+    assert resumed == whole and whole[0] == 24 + (
+        kind == "with BatchNorm"
+    )  # one more epoch without a step until its end
+    assert carried(script, saved=carried.finished) == whole
