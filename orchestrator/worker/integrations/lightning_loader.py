@@ -14,9 +14,10 @@ class TrainingLoader(FollowedLoader):
     Attributes:
         is_open: it gives its batches. Before the state is restored it gives none: of a loader without a length the Trainer reads
             one batch ahead when it creates the iterators.
+        is_over: its next iteration gives none: it was at its end in the epoch that continues.
     """
 
-    is_open = False
+    is_open = is_over = False
 
     @property
     def loader(self) -> Any:
@@ -24,4 +25,5 @@ class TrainingLoader(FollowedLoader):
         return self._loader
 
     def __iter__(self) -> Iterator[Any]:
-        return super().__iter__() if self.is_open else iter(())
+        is_over, self.is_over = self.is_over, False
+        return super().__iter__() if self.is_open and not is_over else iter(())

@@ -207,8 +207,11 @@ class LightningCarrier:
         self.session.expect(
             steps=int(steps) if 0 < steps < float("inf") else None, epochs=epochs if epochs and epochs > 0 else None
         )
+        is_longest = getattr(loop._combined_loader, "_mode", "") == "max_size" and loop.max_batches != float("inf")
         for loader in self._loaders:
             loader.start_at(trainer.current_epoch, 0)  # of a checkpoint of Lightning's own
+            # Of loaders that are read together, one that was at its end before the others gives nothing more in this epoch.
+            loader.is_over = is_longest and loader.epoch > trainer.current_epoch
             loader.is_open = True
         self._is_set_up = True
         fetcher = loop._data_fetcher

@@ -847,3 +847,28 @@ def test_stochastic_weight_averaging_of_lightning_goes_on_after_a_resume(lightni
         kind == "with BatchNorm"
     )  # one more epoch without a step until its end
     assert carried(script, saved=carried.finished) == whole
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("cut_at", [2, 3, 5, 6, 11])
+@pytest.mark.parametrize("mode", ["max_size", "max_size_cycle"])
+def test_loaders_of_lightning_with_different_lengths_go_on_at_their_batches(lightning, carried, mode, cut_at):
+    from lightning.pytorch.utilities import CombinedLoader
+
+    class Module(lightning_module(lightning)):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def training_step(self, batch, index):
+            self.seen.append([None if one is None else one[0].flatten().int().tolist() for one in batch.values()])
+            return super().training_step([sum(one[0].sum() for one in batch.values() if one).view(1, 1)], index)
+
+    def script():
+        module = Module()
+        loaders = {"a": DataLoader(numbers(12), 2, shuffle=True), "b": DataLoader(numbers(6), 2, shuffle=True)}
+        lightning_trainer_of(lightning).fit(module, CombinedLoader(loaders, mode))
+        return module.seen, weights_of(module)
+
+    (steps, whole), (_, resumed) = whole_and_resumed(carried, script, cut_at)
+    assert steps == 18 and resumed == (whole[0][cut_at:], whole[1])
