@@ -24,6 +24,11 @@ class TrainingLoader(FollowedLoader):
         """The one that is followed."""
         return self._loader
 
+    def leave(self) -> None:
+        """The epoch is over: of a loader with a length nobody asks for a batch after the last one."""
+        if self.running is not None and not self.running.is_over:
+            self._end()
+
     def __iter__(self) -> Iterator[Any]:
         is_over, self.is_over = self.is_over, False
         return super().__iter__() if self.is_open and not is_over else iter(())

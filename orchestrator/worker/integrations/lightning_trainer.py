@@ -272,6 +272,10 @@ class LightningCarrier:
             # What remains of the epoch is no restart: Lightning before 2.5 steps a scheduler twice at the end of such an epoch.
             loop._restarting = False
         fetcher = loop._data_fetcher
+        if hasattr(fetcher, "iterator_wrapper") and not fetcher.fetched:
+            # The step reads its batches itself (`dataloader_iter`), and has asked for none of this epoch yet.
+            for loader in self._loaders:
+                loader.leave()
         # Of a loader without a length a batch is read ahead.
         ahead = getattr(fetcher, "batches", None) if fetcher.length is None else None
         self.session.boundary(epoch=self._trainer.current_epoch, open_batches=None if ahead is None else 1 + len(ahead))

@@ -872,3 +872,23 @@ def test_loaders_of_lightning_with_different_lengths_go_on_at_their_batches(ligh
 
     (steps, whole), (_, resumed) = whole_and_resumed(carried, script, cut_at)
     assert steps == 18 and resumed == (whole[0][cut_at:], whole[1])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("cut_at", [2, 6, 8])
+@pytest.mark.parametrize("batches", [1, 2])
+def test_a_training_step_of_lightning_that_reads_its_batches_itself(lightning, carried, batches, cut_at):
+    class Module(lightning_module_that_remembers(lightning)):
+        def training_step(self, dataloader_iter):
+            for _ in range(batches):
+                batch, index, _ = next(dataloader_iter)
+                loss = super().training_step(batch, index)
+            return loss
+
+    def script():
+        module = Module()
+        lightning_trainer_of(lightning).fit(module, DataLoader(numbers(12 * batches), 2, shuffle=True))
+        return module.seen, weights_of(module)
+
+    (steps, whole), (_, resumed) = whole_and_resumed(carried, script, cut_at)
+    assert steps == 18 and resumed == (whole[0][cut_at * batches :], whole[1])
