@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import ModuleType
@@ -325,6 +326,8 @@ def _callback(root: str, carried: LightningCarrier) -> Any:
 
 
 def _carried_fit(original: Callable[..., Any], root: str) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
     @functools.wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         if any(getattr(callback, "_early_exit", False) for callback in self.callbacks):
@@ -334,10 +337,11 @@ def _carried_fit(original: Callable[..., Any], root: str) -> Callable[..., Any]:
                 return original(self, *args, **kwargs)
             self._kgorch = carried = LightningCarrier(self, session, root)
             self.callbacks.insert(0, carried.callback)
+            given = signature.bind(self, *args, **kwargs)
             if session.resumed:
-                kwargs.pop("ckpt_path", None)  # an older state than kgorch's
+                given.arguments.pop("ckpt_path", None)  # an older state than kgorch's
             try:
-                return original(self, *args, **kwargs)
+                return original(*given.args, **given.kwargs)
             finally:
                 self.callbacks = [item for item in self.callbacks if item is not carried.callback]
                 self._kgorch = None

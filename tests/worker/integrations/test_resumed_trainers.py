@@ -892,3 +892,30 @@ def test_a_training_step_of_lightning_that_reads_its_batches_itself(lightning, c
 
     (steps, whole), (_, resumed) = whole_and_resumed(carried, script, cut_at)
     assert steps == 18 and resumed == (whole[0][cut_at * batches :], whole[1])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("by_position", [True, False])
+def test_a_checkpoint_that_the_script_gives_to_lightning_counts_in_the_first_session(lightning, carried, by_position):
+    class Module(lightning_module(lightning)):
+        loaded = 0
+
+        def on_load_checkpoint(self, checkpoint):
+            self.loaded += 1
+
+    def script():
+        module = Module()
+        trainer = lightning_trainer_of(lightning)
+        loader = DataLoader(numbers(12), 2, shuffle=True)
+        arguments = {} if by_position else {"ckpt_path": "first.ckpt"}
+        trainer.fit(module, loader, *((None, None, "first.ckpt") if by_position else ()), **arguments)
+        return module.loaded, weights_of(module)
+
+    first = lightning_trainer_of(lightning, max_epochs=1)
+    first.fit(Module(), DataLoader(numbers(12), 2))
+    first.save_checkpoint("first.ckpt")
+    with pytest.raises(Cut) as cut:
+        carried(script, 2)
+    whole = carried(script)
+    Path("first.ckpt").unlink()
+    assert carried(script, saved=cut.value.saved) == whole and whole[1][0] == 1
