@@ -1,0 +1,106 @@
+"""The state of Lightning's Trainer besides model and optimizers, as one object that is tracked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kgorch.worker.integrations import carrier, lightning_checkpoint, lightning_finetuning
+
+
+class LightningParts:
+    """Loops, callbacks, schedulers and scaling of a Trainer, and what the script's hooks add to a checkpoint of Lightning.
+
+    Args:
+        finetuning: Lightning's BaseFinetuning.
+        without_folder: callbacks whose `dirpath` the script has left to Lightning.
+        note: is given what cannot be saved, in words.
+    """
+
+    def __init__(
+        self, trainer: Any, finetuning: Any, without_folder: Sequence[Any], note: Callable[[str], None]
+    ) -> None:
+        self._trainer, self._finetuning, self._without_folder, self._note = trainer, finetuning, without_folder, note
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer = self._trainer
+        parts = {
+            "loops": trainer.fit_loop.state_dict(),
+            "callbacks": {item.state_key: saved for item in trainer.callbacks if (saved := item.state_dict())},
+            "schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
+            "precision": trainer.precision_plugin.state_dict(),
+            "loaded_at": max(0, trainer.fit_loop._last_train_dl_reload_epoch),
+            "progress": {"epoch": trainer.current_epoch, "global_step": trainer.global_step},
+            "trained_weights": lightning_finetuning.trained_weights(trainer, self._finetuning),
+            "logged": lightning_checkpoint.logged_by(trainer),
+            "datamodule": self._savable(trainer.datamodule.state_dict() if trainer.datamodule else {}),
+        }
+        return parts | self._added_by_hooks(lightning_checkpoint.like_its_own(trainer, parts))
+
+    def _added_by_hooks(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        """What the `on_save_checkpoint` of callbacks and module add or replace, also among the weights."""
+        trainer, before, weights = self._trainer, dict(checkpoint), checkpoint["state_dict"]
+        weights_before = dict(weights)
+        for callback in trainer.callbacks:
+            callback.on_save_checkpoint(trainer, trainer.lightning_module, checkpoint)
+        trainer.lightning_module.on_save_checkpoint(checkpoint)
+        added = lightning_checkpoint.difference(before, checkpoint)
+        is_weights = [
+            name for name, value in added.items() if value is weights
+        ]  # under another name: kgorch saves them
+        return {
+            "module": self._savable({name: value for name, value in added.items() if name not in is_weights}),
+            "weights": self._savable(lightning_checkpoint.difference(weights_before, weights)),
+            "is_weights": is_weights,
+        }
+
+    def _savable(self, added: dict[str, Any]) -> dict[str, Any]:
+        refused = {name for name, value in added.items() if not lightning_checkpoint.is_savable(value)}
+        if refused:
+            self._note(
+                f"{', '.join(sorted(map(str, refused)))} of on_save_checkpoint: of a type that a checkpoint cannot hold"
+            )
+        return {name: value for name, value in added.items() if name not in refused}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Call the hooks in the order of Lightning, which restores loops and schedulers after them."""
+        trainer = self._trainer
+        saved["callbacks"] = callbacks = self._trusted(saved["callbacks"])
+        checkpoint = lightning_checkpoint.like_its_own(trainer, saved)
+        checkpoint |= {name: dict(checkpoint["state_dict"]) for name in saved.get("is_weights", ())}
+        checkpoint["state_dict"] |= saved.get("weights", {})
+        checkpoint |= saved["module"]
+        trainer.lightning_module.on_load_checkpoint(checkpoint)
+        if saved.get("datamodule") and trainer.datamodule:
+            trainer.datamodule.load_state_dict(saved["datamodule"])
+        for callback in trainer.callbacks:
+            callback.on_load_checkpoint(trainer, trainer.lightning_module, checkpoint)
+        for callback in trainer.callbacks:
+            if state := callbacks.get(callback.state_key):
+                if any(callback is one for one in self._without_folder) and state.get("dirpath"):
+                    # Lightning has taken the folder of this session's logger, and loads nothing that lies in another one.
+                    callback.dirpath = state["dirpath"]
+                callback.load_state_dict(state)
+        if saved["precision"]:
+            trainer.precision_plugin.load_state_dict(saved["precision"])
+        trainer.fit_loop.load_state_dict(saved["loops"])
+        lightning_checkpoint.put_back_logged(trainer, saved.get("logged", {}))
+        if lightning_finetuning.is_averaging(trainer, callbacks):
+            trainer.lr_scheduler_configs.clear()  # its own is created at the beginning of the epoch, with its state
+            return
+        for config, state in zip(trainer.lr_scheduler_configs, saved["schedulers"], strict=True):
+            config.scheduler.load_state_dict(state)
+
+    def _trusted(self, states: dict[str, Any]) -> dict[str, Any]:
+        """The saved states of the callbacks, without those that name files elsewhere."""
+        trainer = self._trainer
+        trusted = dict(states)
+        for callback in trainer.callbacks:
+            state, folder = states.get(callback.state_key), getattr(callback, "dirpath", None)
+            if state and not carrier.stays_in(state, trainer.default_root_dir, folder):
+                del trusted[callback.state_key]
+                print(
+                    f"kgorch: the saved state of {type(callback).__name__} names files elsewhere and is not loaded",
+                    flush=True,
+                )
+        return trusted
