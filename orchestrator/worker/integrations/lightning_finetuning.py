@@ -34,9 +34,11 @@ def changing(owners: Iterable[Any], root: str) -> list[Any]:
     Args:
         root: import name of the library, whose own hooks change nothing but for CHANGING.
     """
-    modules = {owner: str(getattr(owner.on_train_epoch_start, "__module__", "")) for owner in owners}
-    harmless = [owner for owner, name in modules.items() if name.startswith(f"{root}.") and not name.endswith(CHANGING)]
-    return [owner for owner in modules if owner not in harmless]
+
+    def is_harmless(module: str) -> bool:
+        return module.startswith(f"{root}.") and not module.endswith(CHANGING)
+
+    return [owner for owner in owners if not is_harmless(str(getattr(owner.on_train_epoch_start, "__module__", "")))]
 
 
 def is_averaging(trainer: Any, states: dict[str, Any]) -> bool:
@@ -45,7 +47,11 @@ def is_averaging(trainer: Any, states: dict[str, Any]) -> bool:
     Args:
         states: saved ones of the callbacks.
     """
-    averaging = [item for item in trainer.callbacks if type(item).__module__.endswith(".stochastic_weight_avg")]
+    averaging = [
+        item
+        for item in trainer.callbacks
+        if any(cls.__module__.endswith(".callbacks.stochastic_weight_avg") for cls in type(item).__mro__)
+    ]
     return any(states.get(item.state_key, {}).get("latest_update_epoch", -1) >= 0 for item in averaging)
 
 
