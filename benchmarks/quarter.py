@@ -321,7 +321,7 @@ class Training:
         for event in core.due(self.session, now_s):
             self.happened(event)
         if not self.is_over:
-            due_s = core.next_due_s(self.session)
+            due_s = core.next_due_s(self.session, now_s)
             waits = [LOOK_S, self.left_s() + 1, *([] if due_s is None else [due_s - now_s])]
             self.world.after(max(min(waits), 0.5), lambda: self.turn() if number == self.turns else None)
 
