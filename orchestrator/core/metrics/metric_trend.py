@@ -160,11 +160,9 @@ def _by_curve(points: Sequence[TrendPoint], goal: float) -> Outlook | None:
     lengths = [span * 10 ** (power / 48) for power in range(-48, 49)]
     fits = [fit for length in lengths if (fit := _fit(points, length))]
     best = min(fits, default=None)
-    if (
-        best is None
-        or not (best.error > 0 < line_error)
-        or count * math.log(line_error / best.error) - 2 < AIC_ADVANTAGE
-    ):
+    if best is None or min(best.error, line_error) <= 0:
+        return None  # without any noise nothing tells which of the two fits better
+    if count * math.log(line_error / best.error) - 2 < AIC_ADVANTAGE:
         return None
     # A likelihood-ratio region: curves whose error is not significantly larger than the best one's.
     likely = [fit for fit in fits if fit.error <= best.error * (1 + 2 * NORMAL**2 / (count - 3))]

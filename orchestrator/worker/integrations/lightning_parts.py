@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kgorch.worker.integrations import carrier, lightning_checkpoint, lightning_finetuning
+from kgorch.worker.integrations import carrier, lightning_callbacks, lightning_checkpoint
 
 
 class LightningParts:
@@ -31,7 +31,7 @@ class LightningParts:
             "precision": trainer.precision_plugin.state_dict(),
             "loaded_at": max(0, trainer.fit_loop._last_train_dl_reload_epoch),
             "progress": {"epoch": trainer.current_epoch, "global_step": trainer.global_step},
-            "trained_weights": lightning_finetuning.trained_weights(trainer, self._finetuning),
+            "trained_weights": lightning_callbacks.trained_weights(trainer, self._finetuning),
             "logged": lightning_checkpoint.logged_by(trainer),
             "datamodule": self._savable(trainer.datamodule.state_dict() if trainer.datamodule else {}),
         }
@@ -85,7 +85,7 @@ class LightningParts:
             trainer.precision_plugin.load_state_dict(saved["precision"])
         trainer.fit_loop.load_state_dict(saved["loops"])
         lightning_checkpoint.put_back_logged(trainer, saved.get("logged", {}))
-        if lightning_finetuning.is_averaging(trainer, callbacks):
+        if lightning_callbacks.is_averaging(trainer, callbacks):
             trainer.lr_scheduler_configs.clear()  # its own is created at the beginning of the epoch, with its state
             return
         for config, state in zip(trainer.lr_scheduler_configs, saved["schedulers"], strict=True):

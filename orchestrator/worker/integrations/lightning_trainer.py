@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from kgorch.worker.checkpoint import state_codec
-from kgorch.worker.integrations import carrier, lightning_checkpoint, lightning_finetuning, lightning_steps
+from kgorch.worker.integrations import carrier, lightning_callbacks, lightning_checkpoint, lightning_steps
 from kgorch.worker.integrations.lightning_loader import TrainingLoader
 from kgorch.worker.integrations.lightning_parts import LightningParts
 from kgorch.worker.session import Session
@@ -91,7 +91,7 @@ class LightningCarrier:
         if self.session.resumed and trainer.reload_dataloaders_every_n_epochs:
             self._load_data_of(self.session.resumed.state("lightning").get("loaded_at", 0))
         if self.session.resumed:
-            lightning_finetuning.put_back(trainer, self._finetuning, self.session.resumed.state("lightning"))
+            lightning_callbacks.put_back(trainer, self._finetuning, self.session.resumed.state("lightning"))
         self.session.track(
             model=carrier.trainable(trainer.lightning_module),
             **self._optimizers(),
@@ -146,7 +146,7 @@ class LightningCarrier:
             begin()
             return
         call, module = import_module(f"{self._root}.trainer.call"), trainer.lightning_module
-        owners = lightning_finetuning.changing((module, *trainer.callbacks), self._root)
+        owners = lightning_callbacks.changing((module, *trainer.callbacks), self._root)
         things = {"model": module} | self._optimizers() if owners else {}
         states = [
             (item, copy.deepcopy(state)) for item in owners if item is not module and (state := item.state_dict())
