@@ -67,12 +67,13 @@ def serving(home: Path, env: dict[str, str]):
 
 
 def shown(driver, css: str) -> str:
-    from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
+    return next(iter(texts(driver, css)), "")
 
-    try:
-        return driver.find_element("css selector", css).text
-    except (NoSuchElementException, StaleElementReferenceException):
-        return ""
+
+def texts(driver, css: str, of: str = "innerText") -> list[str]:
+    """The visible text of each such element; `of` names another property. One script: the page replaces its elements meanwhile."""
+    script = "return [...document.querySelectorAll(arguments[0])].map(item => item[arguments[1]] ?? '')"
+    return [text.strip() for text in driver.execute_script(script, css, of)]
 
 
 def click(driver, css: str) -> None:
@@ -188,7 +189,7 @@ def test_the_page_is_worked_by_keyboard_alone(furnished):
 
         driver.execute_script("document.querySelector('.plot').focus()")
         press(Keys.HOME, Keys.ARROW_RIGHT)
-        label = driver.find_element("css selector", ".plot").get_attribute("aria-label")
+        label = "".join(texts(driver, ".plot", "ariaLabel"))
         assert label.startswith("step 1,200: dice"), label
 
 
@@ -254,7 +255,7 @@ def measured(tmp_path):
 
 
 def charts(driver) -> list[str]:
-    return [item.text for item in driver.find_elements("css selector", "figure.chart :is(h2, h3)")]
+    return texts(driver, "figure.chart :is(h2, h3)")
 
 
 def fill_in(driver, css: str, value: str) -> None:
@@ -274,7 +275,7 @@ def test_the_curve_of_the_overview_is_made_anew_under_the_name_of_another_metric
             what=f"the chart of {title}",
         )
         assert len(charts(driver)) == 1 and "No metrics yet." not in shown(driver, "#headline")
-    assert "dice" in driver.find_element("css selector", ".plot").get_attribute("aria-label")
+    assert "dice" in "".join(texts(driver, ".plot", "ariaLabel"))
     run.write(0, {})
     wait_until(lambda: driver.execute_script(update) or shown(driver, "#headline") == "No metrics yet.")
     run.write(20, {"loss": 5.0})
@@ -305,7 +306,7 @@ def test_values_that_a_logarithmic_chart_cannot_draw_are_there_again_in_a_linear
     run, driver = measured
     run.write(5, {"elbo": -9.0})
     driver.get(driver.base + "/metrics")
-    label = lambda: driver.find_element("css selector", ".plot").get_attribute("aria-label")  # noqa: E731
+    label = lambda: "".join(texts(driver, ".plot", "ariaLabel"))  # noqa: E731
     wait_until(lambda: charts(driver) and "last -4, lowest -8, highest -4" in label())
     for _ in range(2):
         driver.execute_script("document.getElementById('log').click()")
