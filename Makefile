@@ -51,7 +51,7 @@ STORM_JOBS ?= 2
 storm: setup
 	PYTHONPATH=tests JOBS=$(STORM_JOBS) $(BIN)/python -m storm --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
-# what only a GPU can show (tests/gpu), 40 minutes at most, without internet: make gpu STEPS="basics memory", STEPS=--list, STEPS=--cpu
+# what only a GPU can show (tests/gpu), 50 minutes at most, without internet: make gpu STEPS="basics memory", STEPS=--list, STEPS=--cpu
 STEPS ?=
 gpu:
 	PYTHONPATH=tests $(if $(wildcard $(VENV)/.ready),$(BIN)/python,$(PYTHON)) -m gpu $(STEPS)

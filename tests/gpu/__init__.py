@@ -1,4 +1,4 @@
-"""`make gpu`: what only a GPU can show, in one command of at most 40 minutes.
+"""`make gpu`: what only a GPU can show, in one command of at most 50 minutes.
 
 A *step* looks for one kind of failure (steps/__init__.py lists them, ordered by risk). It is made of *probes*, each a function in
 a process of its own, so that a dead CUDA context, a memory limit or a hang of one leaves the others alone. A probe writes

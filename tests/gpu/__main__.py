@@ -34,7 +34,7 @@ out, err = Console(highlight=False), Console(stderr=True, highlight=False, soft_
 @click.option("--list", "lists", is_flag=True, help="Print the steps and what they look for; run none.")
 @click.option("--cpu", is_flag=True, help="Rehearse on the CPU, as far as it can go. Writes no page.")
 @click.option(
-    "--minutes", type=float, default=40.0, show_default=True, help="A step whose limit exceeds what is left is skipped."
+    "--minutes", type=float, default=50.0, show_default=True, help="A step whose limit exceeds what is left is skipped."
 )
 @click.option(
     "--results", type=click.Path(path_type=Path), default=PAGE, help="The results page. [default: docs/gpu-results.md]"

@@ -15,7 +15,7 @@ from gpu.steps import STEPS
 
 HEAD = """# GPU test results
 
-`make gpu` runs the checks that need a GPU and writes this page. It needs no internet, and takes at most 40 minutes on one GPU.
+`make gpu` runs the checks that need a GPU and writes this page. It needs no internet, and takes at most 50 minutes on one GPU.
 `make gpu STEPS="basics memory"` runs two steps, `make gpu STEPS=two-gpus` those for two GPUs. `make gpu STEPS=--list` lists all
 steps, `make gpu STEPS=--cpu` rehearses them on a CPU as far as a CPU can go.
 

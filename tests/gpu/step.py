@@ -25,7 +25,7 @@ class Step:
     Attributes:
         name: as typed on the command line.
         looks_for: the failures that it would catch, in one sentence.
-        limit_s: seconds after which it is killed. The limits of the steps for one GPU add up to at most 40 minutes.
+        limit_s: seconds after which it is killed. The limits of the steps for one GPU add up to at most 50 minutes.
         gpus: number of GPUs that it needs.
         module: holds its probes; imported in the step's own process.
     """

@@ -58,7 +58,7 @@ STEPS = (
     Step(
         "trainers",
         "a program of Transformers, Lightning or Accelerate that, stopped and killed, ends with other bits than one that was not",
-        240,
+        590,
         module="gpu.steps.trainers",
     ),
     Step(

@@ -1,4 +1,8 @@
-"""Unmodified programs of Trainer libraries on one GPU: stopped once and killed once, they end with the bits of an uncut run."""
+"""Unmodified programs of Trainer libraries on one GPU: stopped once and killed once, they end with the bits of an uncut run.
+
+A program starts four times, and its imports alone took 15 s (Accelerate) to 26 s (Lightning) on a machine with an H100: with
+80 s for a program, none came to its end there.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ def unmodified_program(library: str, report: Report) -> None:
         return
     program, args = PROGRAMS[library]
     alone, plan = _make(report, f"{library}-alone", program, args, spread_s=0.0)
-    alone("start", plan, timeout_s=report.left_s / 2)
+    alone("start", plan, timeout_s=report.left_s / 3)
     steps = alone.status()["step"]
     cut, plan = _make(report, f"{library}-cut", program, args, spread_s=0.25)
     cut.stop_and_kill(plan, steps, within_s=60)
@@ -56,4 +60,4 @@ def _after(kgorch: Kgorch) -> str:
 
 
 for _library in PROGRAMS:
-    probes(limit_s=80, quick=False, name=_library)(functools.partial(unmodified_program, _library))
+    probes(limit_s=190, quick=False, name=_library)(functools.partial(unmodified_program, _library))
