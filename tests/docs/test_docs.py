@@ -12,12 +12,28 @@ import pytest
 from kgorch.plan import parse
 
 ROOT = Path(__file__).parents[2]
+PAGES = sorted({ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("workloads/**/*.md"), *ROOT.glob("*.md")})
 
 
 def test_the_lifecycle_in_architecture_is_the_tables():
     drawn_into = runpy.run_path(str(ROOT / "docs" / "lifecycle.py"))["drawn_into"]
     text = (ROOT / "ARCHITECTURE.md").read_text()
     assert drawn_into(text) == text, "make docs"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_row_of_a_table_has_the_cells_of_its_head(path):
+    """Else the table ends there, and a page shows the rest as text."""
+    rule, cells = re.compile(r"\|?(\s*:?-+:?\s*\|)+(\s*:?-+:?\s*)?"), re.compile(r"(?<!\\)\|")
+    text = re.sub(
+        r"^```.*?^```", lambda code: "\n" * code[0].count("\n"), path.read_text(), flags=re.MULTILINE | re.DOTALL
+    )
+    expected = 0
+    for number, line in enumerate(text.splitlines(), start=1):
+        expected = (
+            len(cells.findall(line)) if rule.fullmatch(line) else expected if line.strip() and line[:4] != "<!--" else 0
+        )
+        assert not expected or len(cells.findall(line)) == expected, f"{path.name}:{number}: {line}"
 
 
 def test_make_targets_that_are_named_exist():

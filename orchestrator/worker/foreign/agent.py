@@ -59,11 +59,11 @@ class ProgramFailed(Exception):
 
 
 class Lingering(NamedTuple):
-    """What was found when the first process had ended: the instant, processor time of the others, step of the last checkpoint."""
+    """What was found when the first process had ended: the instant (boottime, and Unix time), processor time of the others."""
 
     at_s: float
+    at_ns: int
     ticks: int
-    step: int
 
 
 class AgentLink(SupervisorLink):
@@ -202,16 +202,18 @@ class Agent:
         Raises: ProgramFailed where it is the training that goes on in them.
         """
         processes = program.processes()
-        used, step = sum(process.ticks for process in processes.values()), self._watch.step if self._watch else -1
+        used = sum(process.ticks for process in processes.values())
         if since is None:
-            since = Lingering(boottime_s(), used, step)
+            since = Lingering(boottime_s(), time.time_ns(), used)
         lasted_s = boottime_s() - since.at_s
         if program.status != 0:
             program.kill()
         elif lasted_s >= LINGER_S:
             program.kill()
             share = (used - since.ticks) / os.sysconf("SC_CLK_TCK") / lasted_s
-            if share >= BUSY_SHARE or step > since.step:
+            # The last checkpoint may be taken only now: what counts is when it was written.
+            has_saved = self._watch is not None and self._watch.written_ns > since.at_ns + int(LOOK_S * 1e9)
+            if share >= BUSY_SHARE or has_saved:
                 raise ProgramFailed(
                     f"{self._launch.entry} ended with status 0 while {len(processes)} processes that it had started went on"
                     " to train; expected a command that ends with its training: let it wait for them (in a shell: `wait`)",

@@ -63,6 +63,7 @@ class CheckpointWatch:
     Attributes:
         step: of the checkpoint that was taken or handed back last; -1 for none.
         newest: its folder among the run's checkpoints; None for none.
+        written_ns: when the newest file of what was taken was written (Unix time, nanoseconds); older ones are not taken.
         taken_s: instant at which the copy of it was begun; 0 for one that was handed back.
         copy_s: the longest time that a copy took, seconds.
         taken: what was copied, the last MAX_TAKEN of it.
@@ -78,7 +79,7 @@ class CheckpointWatch:
         self._claim: Claim | None = None
         self._watched: dict[str, Unchanged] = {}
         self._excluded: set[str] = set()
-        self._after_ns = 0
+        self.written_ns = 0
         self._earlier_files: frozenset[str] = frozenset()
         self._failures: dict[str, int] = {}  # by signature
         self._reported: set[str] = set()
@@ -109,7 +110,7 @@ class CheckpointWatch:
                     f"{len(claim.before)} checkpoints lay at {self._pattern} before this run came: they are left alone"
                 )
                 self._note(f"{what}, and are not handed to the program")
-        self._excluded, self._after_ns = set(claim.before), claim.taken_ns
+        self._excluded, self.written_ns = set(claim.before), claim.taken_ns
         handed = ""
         contents = None
         if launch.resume:
@@ -121,7 +122,7 @@ class CheckpointWatch:
             if contents.path in self._watched and foreign_contents.is_same(
                 self._root / contents.path, contents, manifest
             ):
-                self._after_ns = max(self._after_ns, self._watched[contents.path].candidate.newest_ns)
+                self.written_ns = max(self.written_ns, self._watched[contents.path].candidate.newest_ns)
         if not claim.is_new and (saved := self._salvage()):
             self._handed = saved
             return saved
@@ -130,8 +131,8 @@ class CheckpointWatch:
         if contents and contents.path in self._watched:
             candidate = self._watched[contents.path].candidate
             self._excluded.add(candidate.signature)
-            self._after_ns = max(self._after_ns, candidate.newest_ns)
-            claim.note_taken(self._after_ns)
+            self.written_ns = max(self.written_ns, candidate.newest_ns)
+            claim.note_taken(self.written_ns)
         return handed
 
     def _salvage(self) -> str:
@@ -233,7 +234,7 @@ class CheckpointWatch:
                 self._skip(item.candidate, f"it {item.candidate.problem}")
 
     def _eligible(self) -> list[Unchanged]:
-        return foreign_checkpoint.eligible(self._watched, self._rule, after_ns=self._after_ns, excluded=self._excluded)
+        return foreign_checkpoint.eligible(self._watched, self._rule, after_ns=self.written_ns, excluded=self._excluded)
 
     def _wholeness_of(self, candidate: ForeignCandidate) -> Wholeness:
         if candidate.signature not in self._examined:
@@ -298,7 +299,7 @@ class CheckpointWatch:
         self.copy_s = max(self.copy_s, took_s)
         self.taken.append(Taken(candidate.path, step, size, began_s))
         self._excluded.add(candidate.signature)
-        self._after_ns = candidate.newest_ns
+        self.written_ns = candidate.newest_ns
         if candidate.is_folder:
             self._earlier_files = frozenset(candidate.files)
             self._examined = {}

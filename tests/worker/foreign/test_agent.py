@@ -17,7 +17,7 @@ from harness import wait_until
 
 from kgorch.protocol.launch_spec import LAUNCH_VARIABLE, LaunchSpec
 
-SHORT_LINGER = "from kgorch.worker.foreign import agent; agent.LINGER_S = 1.0; agent.main()"
+SHORT_LINGER = "from kgorch.worker.foreign import agent; agent.LINGER_S = 3.0; agent.main()"
 
 
 @dataclass
@@ -82,7 +82,15 @@ def test_a_checkpoint_whose_writer_was_killed_does_not_end_the_training(agent):
     assert not list((agent.root / "store").iterdir())
 
 
-def test_a_process_that_is_left_behind_and_writes_nothing_does_not_matter(agent):
-    script = "mkdir out; echo '{\"step\": 1}' > out/ckpt.json; sleep 60 & sleep 3"
+@pytest.mark.parametrize("seconds_after_its_checkpoint", [0, 3])
+def test_a_process_that_is_left_behind_and_writes_nothing_does_not_matter(agent, seconds_after_its_checkpoint):
+    script = f"mkdir out; echo '{{\"step\": 1}}' > out/ckpt.json; sleep 60 & sleep {seconds_after_its_checkpoint}"
     assert agent.start(script).wait(timeout=60) == 0
     assert agent.record()["outcome"] == "finished"
+
+
+def test_a_process_that_is_left_behind_and_saves_is_the_training(agent):
+    later = "(sleep 1.3; echo '{\"step\": 2}' > out/new; mv out/new out/ckpt.json; sleep 60)"
+    assert agent.start(f"mkdir out; echo '{{\"step\": 1}}' > out/ckpt.json; {later} &").wait(timeout=60) == 0
+    record = agent.record()
+    assert record["outcome"] == "failed" and "went on to train" in record["error"]["message"]
