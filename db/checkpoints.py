@@ -1,6 +1,7 @@
 """Rows of checkpoints. The folder with its manifest is authoritative; the row holds what was learned about it.
 
-The order of a run's checkpoints is that of its stages and steps, never that of a clock, which may have been set back.
+The order of a run's checkpoints is that of its stages and steps, never that of a clock, which may have been set back. The first
+stage that is not finished comes last in it: the run goes on there, and later stages have checkpoints, too, where it is extended.
 """
 
 from __future__ import annotations
@@ -142,10 +143,10 @@ def dropped_at_steps(engine: Engine, run_id: str, steps: Collection[int]) -> lis
 
 
 def newest_verified(engine: Engine, run_id: str) -> CheckpointInfo | None:
-    """The one from which the run goes on: of the first stage that is not finished, else the last in the run's order.
+    """The one from which the run goes on, the last in the run's order.
 
-    A later stage has checkpoints, too, where an earlier one is trained longer. One of a stage that the plan no longer has
-    comes only where there is no other. One query for each stage, so that each ends at the first entry of the index.
+    One of a stage that the plan no longer has comes only where there is no other. One query for each stage, so that each ends at
+    the first entry of the index.
     """
     verified = select(Checkpoint).where(Checkpoint.run_id == run_id, Checkpoint.state == CheckpointState.VERIFIED)
     last = verified.order_by(Checkpoint.step.desc(), Checkpoint.final.desc(), Checkpoint.id.desc()).limit(1)
@@ -167,8 +168,11 @@ def verified_paths(engine: Engine, run_id: str) -> set[str]:
 
 def _in_order(run_id: str) -> Select[Any]:
     stage = (Stage.run_id == Checkpoint.run_id) & (Stage.name == Checkpoint.stage)
+    unfinished = select(func.min(Stage.position)).where(Stage.run_id == run_id, Stage.finished_at.is_(None))
+    position = func.coalesce(Stage.position, -1)
+    goes_on = position == func.coalesce(unfinished.scalar_subquery(), -2)
     query = select(Checkpoint).outerjoin(Stage, stage).where(Checkpoint.run_id == run_id)
-    return query.order_by(func.coalesce(Stage.position, -1), *_IN_STAGE)
+    return query.order_by(goes_on, position, *_IN_STAGE)
 
 
 def save_history(engine: Engine, run_id: str, *, limit: int) -> tuple[tuple[int, float], ...]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-
-from sqlalchemy import Engine
 
 from kgorch.admission.requests import ImportWatcher, RunContext
 from kgorch.core.codes import CheckpointState
 from kgorch.core.fleet import KnownState, StateSource, source_of
 from kgorch.db import checkpoints as rows
-from kgorch.db import fleet, runs
+from kgorch.db import fleet
 from kgorch.db.rows import CheckpointInfo, RunInfo
 from kgorch.errors import KgorchError
 from kgorch.services.mirror import MirrorReader
@@ -38,9 +36,10 @@ def bring(context: RunContext, home: Path, watcher: ImportWatcher) -> None:
     here = [row for row in verified if Path(row.path, "manifest.json").is_file()]
     mirror = _reader(context, verified)
     mirrored = [row for row in verified if mirror and mirror.holds(row)]
-    place = _places(engine, run)
+    stages = list(dict.fromkeys(row.stage for row in verified))  # in the run's order
     newest, newest_here, newest_mirrored = (
-        max((place(row) for row in found), default=None) for found in (verified, here, mirrored)
+        max(((stages.index(row.stage), row.step) for row in found), default=None)
+        for found in (verified, here, mirrored)
     )
     is_owner_alive = fleet.is_machine_alive(engine, run.machine)
     source = source_of(KnownState(newest, newest_here, newest_mirrored, is_owner_alive))
@@ -67,12 +66,6 @@ def _reader(context: RunContext, verified: Sequence[CheckpointInfo]) -> MirrorRe
     if not section.mirror or not verified:
         return None
     return MirrorReader(context.run, section.mirror, section.mirror_options)
-
-
-def _places(engine: Engine, run: RunInfo) -> Callable[[CheckpointInfo], tuple[int, int]]:
-    """A function that gives a checkpoint's place in the run's order."""
-    positions = {stage.name: stage.position for stage in runs.stages(engine, run.id)}
-    return lambda row: (positions.get(row.stage, -1), row.step)
 
 
 def _wanted(mirrored: Sequence[CheckpointInfo]) -> list[CheckpointInfo]:

@@ -40,6 +40,24 @@ def test_a_pinned_checkpoint_stays_whatever_the_plan_keeps(home):
     assert before - after == {"step-00004600"}
 
 
+def test_the_newest_of_a_stage_that_is_extended_stays_though_a_later_stage_is_done(home):
+    plan = parse(
+        'name = "x"\n[[stage]]\nname = "train"\nentry = "x.py"\n[[stage]]\nname = "tune"\nentry = "x.py"\n'
+        '[checkpoint]\nkeep = { last = 3 }\ndisk = "1MiB"',
+        "x",
+    )
+    newest = max(verified(home).items())[1]
+    runs.set_plan(home.engine, RUN, plan="", overrides=[], plan_hash="x", stages=["train", "tune"])
+    for step in (10, 20):
+        folder = Path(newest.path).parents[1] / "tune" / f"step-{step:08d}"
+        folder.mkdir(parents=True)
+        columns = {"stage": "tune", "step": step, "final": step == 20, "bytes": 2**20}
+        checkpoints.record(home.engine, RUN, str(folder), state="verified", **columns)
+    runs.finish_stage(home.engine, RUN, "tune")
+    dropped = {path.name for path in registry.expired_folders(home.engine, RUN, plan)}
+    assert Path(newest.path).name not in dropped and "step-00000010" in dropped and "step-00000020" not in dropped
+
+
 def test_what_the_plans_rule_drops_is_marked_also_when_the_database_refuses_at_first(home):
     """The journal of a session does an entry again that the database did not take."""
     plan = parse('name = "x"\n[[stage]]\nname = "train"\nentry = "x.py"\n[checkpoint]\nkeep = { last = 1 }', "x")

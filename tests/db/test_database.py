@@ -301,8 +301,15 @@ def test_the_newest_checkpoint_is_of_the_stage_that_goes_on_though_a_later_one_i
         _verified(engine, run, stage, step, final=True)
         runs.finish_stage(engine, run.id, stage)
     assert checkpoints.newest_verified(engine, run.id).stage == "tune"
+    assert [row.stage for row in checkpoints.of_run(engine, run.id)] == ["train", "tune"]
     runs.reopen_stage(engine, run.id, "train", "")
     assert checkpoints.newest_verified(engine, run.id).stage == "train"
+    numbered = checkpoints.verified_with_numbers(engine, run.id)
+    assert (
+        [row.stage for _, row in numbered]
+        == [row.stage for row in checkpoints.of_run(engine, run.id)]
+        == ["tune", "train"]
+    )
 
 
 def test_the_newest_checkpoint_is_of_no_stage_that_the_plan_has_lost_and_that_stage_comes_first(engine, run):

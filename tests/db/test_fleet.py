@@ -12,20 +12,21 @@ from harness import wait_until
 from sqlalchemy import text
 from sqlalchemy.orm import Session as Orm
 
-from kgorch.admission import queue_entry, session_start
-from kgorch.admission.requests import LocalState, ResumeRequest
+from kgorch.admission import moved_state, queue_entry, session_start
+from kgorch.admission.requests import LocalState, ResumeRequest, RunContext
 from kgorch.core.codes import EventKind, NotStarted, Phase, Reason
 from kgorch.core.session import events
 from kgorch.core.session import lifecycle as core
 from kgorch.core.session.lifecycle import NextSession
 from kgorch.core.session.lifecycle_state import LifecycleState
-from kgorch.db import active_sessions, fleet, queue, queue_claims, rungs, runs, sessions
+from kgorch.db import active_sessions, checkpoints, fleet, queue, queue_claims, rungs, runs, sessions
 from kgorch.db import postgres as postgresql
 from kgorch.db.engine import open_fleet
 from kgorch.db.location import Fleet
 from kgorch.db.queue import Claimant
 from kgorch.db.queue_claims import QueueSnapshot
 from kgorch.limits import late_charges
+from kgorch.plan import parse
 from kgorch.platforms.generic import PROFILE
 from kgorch.supervisor.recorder import Journal, Recorder
 from kgorch.system.clock import SystemClock
@@ -354,3 +355,24 @@ def test_an_end_that_queues_the_next_session_is_known_while_the_database_is_away
     live = SimpleNamespace(engine=engine, clock=SystemClock())
     queued_as = Recorder(live, None, None)._queued(NextSession(Reason.TIME_LIMIT, "the session's time limit"))
     assert abs(queued_as["due_at"] - datetime.now(UTC)) < timedelta(seconds=10)
+
+
+def test_a_machine_with_the_end_of_a_later_stage_does_not_have_the_newest_of_one_that_is_extended(machines, tmp_path):
+    a, b = machines["a"], machines["b"]
+    plan = f'{PLAN}[[stage]]\nname = "tune"\nentry = "t.py"\n'
+    run = runs.create(
+        a, id="id-ink", name="ink", number=1, folder=str(tmp_path / "runs/ink/1"), workdir=str(tmp_path), checkpoints="runs/c",
+        plan=plan, overrides=[], plan_hash="h", stages=["train", "tune"],
+    )  # fmt: skip
+    for stage, step, is_here in [("train", 10, True), ("tune", 90, True), ("train", 20, False)]:
+        folder = tmp_path / stage / str(step)
+        folder.mkdir(parents=True)
+        if is_here:
+            (folder / "manifest.json").write_text("{}")
+        columns = {"stage": stage, "step": step, "final": step != 20, "bytes": 1}
+        checkpoints.record(a, run.id, str(folder), state="verified", **columns)
+    runs.finish_stage(a, run.id, "tune")
+    context = RunContext(b, run, parse(plan, "plan.toml"), PROFILE)
+    with pytest.raises(moved_state.StateElsewhere, match="train 20"):
+        moved_state.bring(context, tmp_path / "b", SimpleNamespace(note=print))
+    assert checkpoints.newest_verified(b, run.id).step == 20
