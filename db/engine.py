@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, create_engine, event, inspect, text
+from sqlalchemy import URL, Engine, create_engine, event, inspect, text
 from sqlalchemy.exc import DatabaseError, OperationalError, SQLAlchemyError
 
 from kgorch.db import location, shared_disk
@@ -50,7 +50,7 @@ def open_database(home: Path) -> Engine:
             str(error),
             next_step="point KGORCH_HOME at a folder that can be written",
         ) from None
-    return open_url(f"sqlite:///{path}", home)
+    return open_url(of_file(path), home)
 
 
 def open_fleet(fleet: location.Fleet, home: Path) -> Engine:
@@ -88,7 +88,12 @@ def _create_file(path: Path) -> None:
             raise PermissionError(f"{path} may not be read and written, or its disk is read-only") from None
 
 
-def open_url(url: str, home: Path | None = None, guard: Callable[[sqlite3.Connection], None] | None = None) -> Engine:
+def of_file(path: Path) -> URL:
+    """The URL of an SQLite database: whatever letters its path has."""
+    return URL.create("sqlite", database=str(path))
+
+
+def open_url(url: URL, home: Path | None = None, guard: Callable[[sqlite3.Connection], None] | None = None) -> Engine:
     """A database, created or migrated where needed.
 
     Args:
@@ -103,8 +108,8 @@ def open_url(url: str, home: Path | None = None, guard: Callable[[sqlite3.Connec
         event.listen(engine, "connect", lambda connection, _: guard(connection))
     if engine.dialect.name == "sqlite":
         path = Path(engine.url.database or "")
-        journal = "TRUNCATE" if home and shared_disk.is_on_network(path) else "WAL"
-        event.listen(engine, "connect", lambda connection, _: _configure(connection, journal, is_new=_is_empty(path)))
+        may_log = not (home and shared_disk.is_on_network(path))
+        event.listen(engine, "connect", lambda connection, _: _configure(connection, may_log, is_new=_is_empty(path)))
     try:
         _migrate(engine)
     except (OperationalError, DatabaseError, sqlite3.Error) as error:
@@ -149,10 +154,16 @@ def _is_empty(path: Path) -> bool:
         return False
 
 
-def _configure(connection: Any, journal: str, *, is_new: bool) -> None:
+def _configure(connection: Any, may_log: bool, *, is_new: bool) -> None:
+    """Args: may_log: the disk is this machine's own, so that there may be a write-ahead log.
+
+    A database that is kept without one stays so: the machine that exports a shared disk sees its own one, while others use it.
+    """
     cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout={SET_UP_MS if is_new else BUSY_MS}")
+    has_log = is_new or cursor.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+    journal = "WAL" if may_log and has_log else "TRUNCATE"
     for pragma in (
-        f"busy_timeout={SET_UP_MS if is_new else BUSY_MS}",
         f"journal_mode={journal}",
         f"synchronous={'NORMAL' if journal == 'WAL' else 'FULL'}",  # with a rollback journal less may break the file
         f"journal_size_limit={LOG_BYTES}",

@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session as Orm
 from kgorch import untrusted_io
 from kgorch.core.codes import OVER, CheckpointState, EventKind, Outcome, Phase, Reason, RunState
 from kgorch.db import rungs, untrusted_database
-from kgorch.db.engine import open_url
+from kgorch.db.engine import of_file, open_url
 from kgorch.db.rows import RunInfo
 from kgorch.db.runs import now, to_info
 from kgorch.db.tables import Attempt, Charge, Checkpoint, Curve, EventRow, Run, RungRow, SessionRow, Stage
@@ -108,7 +108,7 @@ def open_copy(path: Path, budget: Budget) -> Iterator[Engine]:
             if not suffix or source.exists():
                 untrusted_io.copy_file(source, Path(folder, "kgorch.db" + suffix), spend, MAX_BYTES)
         untrusted_database.check_schema(Path(folder, "kgorch.db"), budget)
-        engine = open_url(f"sqlite:///{folder}/kgorch.db", guard=untrusted_database.guard(budget))
+        engine = open_url(of_file(Path(folder, "kgorch.db")), guard=untrusted_database.guard(budget))
         try:
             yield engine
         finally:

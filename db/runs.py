@@ -73,6 +73,15 @@ def by_number(engine: Engine, name: str, number: int) -> RunInfo | None:
         return to_info(RunInfo, run) if run else None
 
 
+def named(engine: Engine, name: str) -> RunInfo | None:
+    """The newest run of this name, or NAME/NUMBER."""
+    base, slash, number = name.rpartition("/")
+    run = newest(engine, name)
+    if run is None and slash and number.isdecimal() and len(number) < 10:
+        run = by_number(engine, base, int(number))
+    return run
+
+
 def newest_in_states(engine: Engine, states: Sequence[RunState]) -> RunInfo | None:
     """The newest run in one of these states.
 

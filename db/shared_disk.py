@@ -13,7 +13,7 @@ from pathlib import Path
 
 NETWORK = frozenset(
     {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "afs", "glusterfs", "pvfs2", "orangefs", "wekafs",
-     "fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.juicefs", "fuse.s3fs"}
+     "fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.ceph-fuse", "fuse.juicefs", "fuse.s3fs"}
 )  # fmt: skip
 """Types of file systems, as /proc/self/mountinfo names them."""
 

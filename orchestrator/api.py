@@ -147,8 +147,10 @@ def start(
     Args:
         settings: values of the plan to override, by their dotted keys: `{"stage.train.args.epochs": 3}`.
         until: time limit of this session.
-    Raises: KgorchError, with what the verb says.
+    Raises: KgorchError, with what the verb says; TypeError for a setting that TOML has no value for, such as None.
     """
+    from kgorch.plan.toml_values import toml_literal
+
     flags = {
         "--fresh": fresh,
         "--extend": extend,
@@ -156,7 +158,7 @@ def start(
         "--accept-plan": accept_plan,
     }
     words = [flag for flag, is_set in flags.items() if is_set]
-    words += [word for key, value in (settings or {}).items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    words += [word for key, value in (settings or {}).items() for word in ("--set", f"{key}={toml_literal(value)}")]
     words += ["--until", _aware(until).isoformat()] if until else []
     return _status_from(_run_verb("start", *words, "--detach", "--json", "--", os.fspath(plan)))
 

@@ -93,7 +93,7 @@ def source_folders(sources: Sequence[str], base: Path) -> tuple[list[Path], list
             matches = [Path(path) for path in paths if _follows_no_link(pattern, path)]
         else:
             matches = [Path(pattern)]
-        matches = [path.resolve() for path in matches if path.is_dir()]
+        matches = [path.resolve() for path in matches if os.path.isdir(path)]  # noqa: PTH112 (no error of a mount that has died)
         folders |= dict.fromkeys(matches)
         if not matches:
             notes.append(f"the source {source} names no folder")

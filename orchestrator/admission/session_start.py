@@ -105,9 +105,12 @@ def resume(
     """
     engine = state.engine
     if request.name:
-        run = runs.newest(engine, request.name) or resolve_run.import_by_name(
+        run = runs.named(engine, request.name) or resolve_run.import_by_name(
             state, request.name, watcher, request.consent
         )
+        if (newest := runs.newest(engine, run.name)) and newest.id != run.id:
+            what = f"a newer run of this name continues instead: number {newest.number}"
+            raise KgorchError(what, next_step=f"kgorch resume {run.name}", error_code="KG303")
     elif newest := runs.newest_in_states(engine, (RunState.ACTIVE, RunState.FAILED)):
         run = newest
     else:

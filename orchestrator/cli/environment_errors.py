@@ -8,7 +8,7 @@ from kgorch.errors import NO_ROOM, KgorchError
 
 ENVIRONMENT = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR,
-    errno.ELOOP, errno.EIO, errno.ESTALE,
+    errno.ELOOP, errno.EIO, errno.ESTALE, errno.ENOTCONN,
 }  # fmt: skip
 """Errors of a path or its disk. ENOENT is not among them: a file that kgorch expects and that does not exist is its own bug."""
 

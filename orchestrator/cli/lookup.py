@@ -50,10 +50,7 @@ def find_run(engine: Engine, name: str | None) -> RunInfo:
         if newest := runs.all_runs(engine, limit=1):
             return newest[0]
         raise NotFound("there is no run yet", next_step="kgorch start plan.toml")
-    base, slash, number = name.rpartition("/")
-    run = runs.newest(engine, name)
-    if run is None and slash and number.isdecimal() and len(number) < 10:
-        run = runs.by_number(engine, base, int(number))
+    run = runs.named(engine, name)
     if run is None:
         names = runs.names_with_prefix(engine, limit=MAX_NAMES)
         first_names = ", ".join(names[:20]) + (" and more" if len(names) > 20 else "")

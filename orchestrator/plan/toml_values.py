@@ -1,4 +1,4 @@
-"""Values of a TOML file as text for an error message: bounded, printable, on one line."""
+"""Values of a TOML file as text on one line: for an error message bounded and printable, and whole as a literal."""
 
 from __future__ import annotations
 
@@ -25,6 +25,24 @@ def format_value(value: Any) -> str:
     """Write a value as TOML does, cut to `MAX_WIDTH` characters."""
     text = _toml(value, 0)
     return text if len(text) <= MAX_WIDTH else text[: MAX_WIDTH - 3] + "…"
+
+
+def toml_literal(value: Any) -> str:
+    """The value as a TOML file has it. Raises: TypeError for what TOML has no value for, such as None."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case int() | float():
+            return repr(value)
+        case date() | time():
+            return value.isoformat()
+        case list() | tuple():
+            return f"[{', '.join(map(toml_literal, value))}]"
+        case dict():
+            return f"{{{', '.join(f'{toml_literal(str(key))} = {toml_literal(item)}' for key, item in value.items())}}}"
+    raise TypeError(f"TOML has no value for {value!r:.200}, a {type(value).__name__}")
 
 
 def _toml(value: Any, depth: int) -> str:

@@ -1,5 +1,6 @@
 """Google Colab. Its limits vary and are documented nowhere; only a mounted Drive outlives a session."""
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,10 +25,10 @@ def is_here(environ: Mapping[str, str], root: Path) -> bool:
 
 def next_session(run: str, environ: Mapping[str, str], root: Path) -> str:
     """What a person does so that the next session has this one's state: Drive has it, or has to get it now."""
-    if any((root / DRIVE).glob(f"{run}-*")):
-        return (
-            f"mount Drive in the next session, as in this one: the checkpoints are in /{DRIVE}, and are searched there"
-        )
+    with contextlib.suppress(OSError):  # a mount that has died
+        if any((root / DRIVE).glob(f"{run}-*")):
+            found = f"the checkpoints are in /{DRIVE}, and are searched there"
+            return f"mount Drive in the next session, as in this one: {found}"
     return (
         "this machine is deleted with its session, and no checkpoint of the run is in Drive: mount it, make the folder"
         f" /{DRIVE}, and give --set checkpoint.mirror=/{DRIVE}"

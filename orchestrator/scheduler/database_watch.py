@@ -74,6 +74,6 @@ class DatabaseWatch:
             raise FileNotFoundError(f"{self.engine.url.database} is missing; kgorch start PLAN creates it again")
         self._connection.close()
         self.engine.dispose()
-        self.engine = open_url(self.engine.url.render_as_string(hide_password=False), self._home)
+        self.engine = open_url(self.engine.url, self._home)
         self.open()
         return True

@@ -64,11 +64,13 @@ def check(plan: Plan) -> None:
                 next_step='give a folder, or a URL such as "s3://bucket/folder"',
             ) from None
         except ImportError as error:
-            package = known_implementations[protocol]["class"].partition(".")[0]
+            known = known_implementations[protocol]
+            package = known["class"].partition(".")[0]
+            is_fsspecs = package == "fsspec"  # it needs another package, which only the words of `err` name
             raise PlanError(
-                f"checkpoint.mirror: {protocol}:// needs the package {package}",
+                f"checkpoint.mirror: {protocol}:// needs {'another package' if is_fsspecs else f'the package {package}'}",
                 str(error),
-                next_step=f"pip install {package}",
+                next_step="install it, then the same again" if is_fsspecs else f"pip install {package}",
                 error_code="KG902",
             ) from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -27,6 +28,7 @@ from kgorch.db import checkpoints, import_run, rungs, runs, sessions
 from kgorch.db.engine import open_database
 from kgorch.errors import CheckpointBroken, KgorchError, NotFound, PlanError, StateUnusable
 from kgorch.plan import parse
+from kgorch.platforms import colab
 from kgorch.platforms.profile import Profile
 from kgorch.untrusted_io import Budget
 
@@ -660,6 +662,24 @@ def test_sources_are_folders_and_globs_relative_to_the_plan(tmp_path, monkeypatc
         parse(PLAN.replace("../source/**", "/a/**/b"), "plan.toml")
 
 
+def test_a_source_on_a_mount_that_has_died_names_no_folder_and_colab_says_to_mount_drive(tmp_path, monkeypatch):
+    """The errors of a dead FUSE mount are played: a real one needs /dev/fuse."""
+    (tmp_path / colab.DRIVE).mkdir(parents=True)
+
+    def dead(call):
+        def answer(path, *args, **words):
+            if "MyDrive" in str(path):
+                raise OSError(errno.ENOTCONN, "Transport endpoint is not connected", str(path))
+            return call(path, *args, **words)
+
+        return answer
+
+    for name in ("stat", "scandir"):
+        monkeypatch.setattr(os, name, dead(getattr(os, name)))
+    assert folder_scan.source_folders([str(tmp_path / colab.DRIVE)], tmp_path)[0] == []
+    assert "no checkpoint of the run is in Drive" in colab.next_session("ink", {}, tmp_path)
+
+
 def test_an_empty_list_of_sources_searches_nothing_and_none_is_the_platforms(here, source, tmp_path):
     state(source)
     platform = Profile("test", sources=(str(tmp_path / "source" / "**"),))
@@ -686,6 +706,21 @@ def test_resume_of_a_name_unknown_here_looks_in_the_platforms_sources(here, sour
     opened.lock.release()
     engine.dispose()
     assert (opened.run.id, opened.row.first_step, opened.run.workdir) == ("r1", 20, str(here.work))
+
+
+def test_resume_takes_the_number_of_a_run_too_and_tells_of_a_newer_one(here):
+    engine = open_database(here.home)
+    state_of_it = LocalState(engine, here.home, Profile("test"))
+    for number in (1, 2):
+        runs.create(
+            engine, id=f"r{number}", name="ink", number=number, folder=str(here.home / f"runs/ink/{number}"), workdir="/w",
+            checkpoints="runs/c", plan=PLAN, overrides=[], plan_hash="h", stages=["train"],
+        )  # fmt: skip
+        runs.set_state(engine, f"r{number}", "finished")
+        assert session_start.resume(state_of_it, ResumeRequest(f"ink/{number}")).run.number == number
+    with pytest.raises(KgorchError, match="a newer run of this name continues instead: number 2"):
+        session_start.resume(state_of_it, ResumeRequest("ink/1"))
+    engine.dispose()
 
 
 def test_resume_of_a_run_whose_code_is_not_here_says_what_to_type(here, source, tmp_path):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import pwd
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from kgorch.cli import cli
 from kgorch.system import systemd_units
 
 
@@ -26,6 +29,14 @@ def test_a_system_unit_runs_as_the_person_named_and_a_user_unit_closes_nothing_t
     assert "User=" not in user and "PrivateTmp=" not in user and "\nNoNewPrivileges=yes\n" in user
     assert "no account" in kgorch("systemd", "print", "--system", "--as", "no-such-person", code=2).stderr
     assert "leave out --as" in kgorch("systemd", "print", "--user", "--as", "nobody", code=2).stderr
+
+
+@pytest.mark.parametrize(("uid", "manager"), [(0, "system"), (1000, "user")])
+def test_the_manager_is_that_of_who_asks(monkeypatch, uid, manager):
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    told = CliRunner().invoke(cli, ["systemd", "print", "kgorch.service"])
+    other = CliRunner().invoke(cli, ["systemd", "print", "kgorch.service", f"--{manager}"])
+    assert told.exit_code == 0 and told.output == other.output
 
 
 def test_installing_again_changes_nothing_and_another_home_replaces(kgorch, tmp_path):

@@ -314,7 +314,7 @@ MAY = {
         "kgorch.report",
         "kgorch.db",
     },
-    "kgorch.api": {*LOW, "kgorch.cli.lookup", "kgorch.report", "kgorch.db"},
+    "kgorch.api": {*LOW, "kgorch.cli.lookup", "kgorch.plan", "kgorch.report", "kgorch.db"},
     "kgorch.notebook": {
         *LOW,
         "kgorch.notebook",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import tomllib
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kgorch.errors import PlanError
 from kgorch.plan import Plan, check_entries, load, parse, parse_duration_s, parse_size_bytes
+from kgorch.plan.toml_values import toml_literal
 
 GOOD = """\
 name = "ink"
@@ -345,3 +349,28 @@ ladder = ["microbatch/2", { set = { crop = 96 } }, { set = { width = 8 } }]
     assert [rung.name for rung in plan.rungs_of("predict")] == ["microbatch/2", "set width=8"], (
         "nobody gives width: all may have it"
     )
+
+
+_VALUES = st.recursive(
+    st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.dates()
+    | st.datetimes(),
+    lambda parts: st.lists(parts, max_size=3) | st.dictionaries(st.text(), parts, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(value=_VALUES)
+@settings(max_examples=300, deadline=None)
+def test_a_value_that_is_set_from_python_comes_out_of_toml_as_it_was(value):
+    assert tomllib.loads(f"value = {toml_literal(value)}")["value"] == value
+
+
+def test_what_toml_has_no_value_for_is_refused():
+    assert math.isnan(tomllib.loads(f"value = {toml_literal(math.nan)}")["value"])
+    for value in (None, {"mirror": [None]}, object()):
+        with pytest.raises(TypeError, match="TOML has no value for"):
+            toml_literal(value)

@@ -218,14 +218,15 @@ def test_no_secret_comes_into_a_note(engine, run, mirror):
     ("mirror", "said"),
     [
         ('"s3://bucket/x"', "needs the package s3fs"),
+        ('"sftp://host/x"', 'SFTPFileSystem requires "paramiko"'),
         ('"s4://bucket/x"', "fsspec knows no 's4' (did you mean 's3'?)"),
     ],
 )
 def test_a_mirror_that_nobody_here_can_speak_to_is_refused_before_anything_starts(kgorch, mirror, said):
-    if "s3fs" in said and importlib.util.find_spec("s3fs"):
-        pytest.skip("s3fs is installed")
+    if installed := [name for name in ("s3fs", "paramiko") if name in said and importlib.util.find_spec(name)]:
+        pytest.skip(f"{installed[0]} is installed")
     done = kgorch("start", str(_plan(kgorch, mirror)), code=2)
-    assert said in done.stderr and "next:" in done.stderr
+    assert said in done.stderr and "next:" in done.stderr and "pip install fsspec" not in done.stderr
     assert not list(kgorch.home.glob("runs/*/*"))
 
 

@@ -29,13 +29,19 @@ def command() -> None:
     """
 
 
+def _manager(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str:
+    return value or ("system" if os.geteuid() == 0 else "user")
+
+
 def _manager_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--user | --system. The default is the system manager for root, and the user's own for anybody else."""
-    manager = "system" if os.geteuid() == 0 else "user"
-    function = click.option("--user", "manager", flag_value="user", help="The user's own systemd.")(function)
-    return click.option(
-        "--system", "manager", flag_value="system", default=manager, help="The system's; default for root."
-    )(function)
+    """--user | --system. The default is the system manager for root, and the user's own for anybody else.
+
+    By a callback: click before 8.3 takes any `default` of an option for that option's own flag value.
+    """
+    flags = {"user": "The user's own systemd.", "system": "The system's; default for root."}
+    for name, help_text in flags.items():
+        function = click.option(f"--{name}", "manager", flag_value=name, callback=_manager, help=help_text)(function)
+    return function
 
 
 def _unit_options(function: Callable[..., Any]) -> Callable[..., Any]:
