@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session as Orm
 from kgorch.core.codes import OVER, EventKind, Outcome, Phase
 from kgorch.db import charges, event_facts, fleet, rungs
 from kgorch.db.queue import queue_resume
-from kgorch.db.rows import AttemptInfo, EventInfo, SessionInfo
+from kgorch.db.rows import AttemptInfo, EventInfo, RungInfo, SessionInfo
 from kgorch.db.runs import machine_of, now, stage_finished, to_info
 from kgorch.db.tables import Attempt, EventRow, Run, SessionRow
 
@@ -343,10 +343,17 @@ def max_step(engine: Engine, run_id: str, stage: str, *, before_attempt: int, si
         return orm.scalar(chosen.where(Attempt.started_at >= since) if since else chosen) or 0
 
 
-def has_launch_since(engine: Engine, run_id: str, stage: str, at: datetime) -> bool:
+def has_launch_since(engine: Engine, rung: RungInfo) -> bool:
+    """Whether an attempt of the rung's stage was launched after it: by the order of attempts, for the clock may be put back."""
+    number = str(rung.settings.get("attempt", "")).rpartition(".")[2]
+    is_later = Attempt.started_at >= rung.at
+    if rung.session_id is not None:
+        is_later |= Attempt.session_id > rung.session_id
+        if number.isdecimal() and len(number) < 10:
+            is_later |= (Attempt.session_id == rung.session_id) & (Attempt.number > int(number))
     with Orm(engine) as orm:
         chosen = select(Attempt.id).join(SessionRow, SessionRow.id == Attempt.session_id)
-        chosen = chosen.where(SessionRow.run_id == run_id, Attempt.stage == stage, Attempt.started_at >= at)
+        chosen = chosen.where(SessionRow.run_id == rung.run_id, Attempt.stage == rung.stage, is_later)
         return orm.scalar(chosen.limit(1)) is not None
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from kgorch import untrusted_io
@@ -172,6 +172,14 @@ class Manifest:
     def is_older_than(self, at: datetime) -> bool:
         """Whether it was created before that instant: its stage may have begun anew then."""
         return datetime.fromisoformat(self.created_at) < at
+
+
+def creation_instant(changes: Sequence[Adjustment]) -> str:
+    """Of a manifest that names these changes: now, and not before any of them, though the clock was put back since.
+
+    By it a stage that has begun anew is told from its former beginning.
+    """
+    return max((datetime.now(UTC), *(datetime.fromisoformat(change.at) for change in changes))).isoformat()
 
 
 def checkpoint_folder_name(step: int, *, final: bool) -> str:

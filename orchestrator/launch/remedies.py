@@ -19,6 +19,7 @@ from kgorch.core.health.training_health import PastRemedy
 from kgorch.core.session import events
 from kgorch.db import rungs
 from kgorch.db.rows import AttemptInfo, RungInfo, RunInfo
+from kgorch.launch.rungs import ANEW
 from kgorch.plan import Plan
 from kgorch.protocol.messages import RemedyApplied
 
@@ -75,7 +76,10 @@ def columns(run: RunInfo, attempt: AttemptInfo, remedy: RemedyApplied | events.A
 
 
 def _rows(engine: Engine, run: RunInfo, stage: str) -> list[RungInfo]:
-    return [row for row in rungs.of_run(engine, run.id) if row.stage == stage and "settings" not in row.settings]
+    """Of the stage's present beginning: the steps of one that was given up are no steps of this one."""
+    rows = [row for row in rungs.of_run(engine, run.id) if row.stage == stage]
+    began = max((number for number, row in enumerate(rows) if row.settings.get(ANEW)), default=0)
+    return [row for row in rows[began:] if "settings" not in row.settings]
 
 
 def _past_remedy(row: RungInfo) -> PastRemedy:

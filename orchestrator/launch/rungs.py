@@ -336,7 +336,7 @@ def move_superseded(engine: Engine, run: RunInfo, stage: str, root: Path) -> Non
     if not (rung := last_restart(engine, run.id, stage)):
         return
     # after the first launch since then a snapshot is of the new beginning
-    if not sessions.has_launch_since(engine, run.id, stage, rung.at):
+    if not sessions.has_launch_since(engine, rung):
         folder = Path(run.folder)
         while (snapshot := keeper_client.newest(folder)) and snapshot.stage == stage:
             keeper_client.forget(folder, snapshot.number)

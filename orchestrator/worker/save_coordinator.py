@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from kgorch import __version__
-from kgorch.checkpoint.manifest import Manifest
+from kgorch.checkpoint.manifest import Manifest, creation_instant
 from kgorch.errors import UNWRITABLE
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.system.clock import boottime_s
@@ -238,7 +237,7 @@ class SaveCoordinator:
         return self._writer.save(snapshot, slot=slot, persist=persist)
 
     def _manifest(self, *, final: bool, sharded: bool) -> Manifest:
-        state, launch = self._state, self._launch
+        state, launch, changes = self._state, self._launch, tuple(self._ladder.changes.entries)
         return Manifest(
             run=launch.run,
             run_id=launch.run_id,
@@ -247,14 +246,14 @@ class SaveCoordinator:
             position=state.position.as_manifest(),
             world_size=state.division.ranks.count,
             divisible=state.division.is_divisible,
-            created_at=datetime.now(UTC).isoformat(),
+            created_at=creation_instant(changes),
             plan_hash=launch.plan_hash,
             metrics=state.metrics.values,
             measured=state.metrics.measured,
             versions=process_group.versions(__version__, state.member.device)
             | {"deterministic": state.determinism.level}
             | manifest_entries(self._ladder.settings),
-            changes=tuple(self._ladder.changes.entries),
+            changes=changes,
             sharded=sharded,
         )
 

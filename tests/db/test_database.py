@@ -58,7 +58,9 @@ def test_the_database_is_the_owners_alone_and_opened_for_many_readers(engine, tm
 @pytest.mark.parametrize("name", ["a?b", "a%41", "a#b ü"])
 def test_the_database_lies_in_the_state_folder_whatever_letters_its_path_has(tmp_path, name):
     open_database(tmp_path / name).dispose()
-    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()] == [f"{name}/kgorch.db"]
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()] == [
+        f"{name}/kgorch.db"
+    ]
     assert stat.S_IMODE((tmp_path / name / "kgorch.db").stat().st_mode) == 0o600
 
 

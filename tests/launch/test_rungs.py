@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kgorch import plan as plans
 from kgorch.checkpoint.json_values import MAX_TEXT_LENGTH
-from kgorch.checkpoint.manifest import Adjustment
+from kgorch.checkpoint.manifest import Adjustment, creation_instant
 from kgorch.core.codes import Phase
 from kgorch.core.memory.memory_ladder import DEVICE, HOST, MemoryFacts, Settings, next_rung
 from kgorch.db import checkpoints, import_run, runs, samples, sessions
@@ -133,6 +133,44 @@ def test_a_remedy_of_which_each_rank_tells_is_one(engine, run, session):
         skipped = RemedyApplied("1.1", "skip", f"rank {rank}: loss is nan", {"step": step})
         remedies.write(engine, run, session, attempt, skipped, datetime.now(UTC))
     assert [remedy.step for remedy in remedies.past(engine, run, "train")] == [10, 12, 13]
+
+
+def test_the_remedies_of_a_beginning_that_was_given_up_do_not_count(engine, run, plan, session):
+    attempt = SimpleNamespace(stage="train", ranks=2)
+
+    def apply(step):
+        skipped = RemedyApplied("1.1", "skip", "loss is nan", {"step": step})
+        remedies.write(engine, run, session, attempt, skipped, datetime.now(UTC))
+
+    apply(40)
+    facts(engine, run, session, num_workers="0")
+    assert [take(engine, run, plan, session) for _ in range(2)] == ["set crop=96", "set hidden=96"]
+    assert remedies.past(engine, run, "train") == []
+    apply(40)
+    assert [remedy.step for remedy in remedies.past(engine, run, "train")] == [40]
+
+
+def test_a_clock_that_was_put_back_since_a_stage_began_anew_takes_nothing_from_the_new_beginning(engine, run, session):
+    at = datetime.now(UTC) + timedelta(hours=1)
+    where = {
+        "plan_hash": "h",
+        "stage": "train",
+        "device": "",
+        "world_size": 2,
+        "step": 0,
+        "rung": "set hidden=96",
+        "why": "x",
+    }
+    attempt = sessions.open_attempt(engine, session, stage="train", ranks=1, first_step=0, folder_of=str)
+    marks = {"attempt": f"1.{attempt.number}", "begins_anew": True, "settings": {}}
+    rows.add(engine, run.id, session, at=at, **where, settings=marks)
+    restart = rungs.last_restart(engine, run.id, "train")
+    assert not sessions.has_launch_since(engine, restart)
+    sessions.close_attempt(engine, attempt.id, outcome="crashed", cause="", last_step=0, made_progress=False)
+    sessions.open_attempt(engine, session, stage="train", ranks=1, first_step=0, folder_of=str)
+    assert sessions.has_launch_since(engine, restart), "its snapshots are of the new beginning"
+    changes = [Adjustment.from_document(document) for document in rungs.changes(engine, run, "train")]
+    assert datetime.fromisoformat(creation_instant(changes)) >= restart.at, "and so are its checkpoints"
 
 
 def test_another_device_begins_as_the_plan_does_but_keeps_what_changed_the_result(engine, run, plan, session):

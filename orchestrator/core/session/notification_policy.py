@@ -49,7 +49,12 @@ def _saved(event: events.CheckpointVerified, _: LifecycleState) -> Notice:
 
 
 def _save_failed(event: events.SaveFailed, _: LifecycleState) -> Notice:
-    return Notice((K.SAVE_FAILED,), f"a save failed, training goes on: {event.why}", {"why": event.why})
+    what = (
+        "a save is late, as one that waits for an evaluation to end"
+        if event.overdue
+        else "a save failed, training goes on"
+    )
+    return Notice((K.SAVE_FAILED,), f"{what}: {event.why}", {"why": event.why})
 
 
 def _rung(event: events.OutOfMemory, _: LifecycleState) -> Notice:

@@ -40,6 +40,14 @@ def test_what_is_no_news_is_not_told():
     assert notification_policy.notice_of(events.Adopted(), LifecycleState(phase=Phase.TRAINING), number=1) is None
 
 
+def test_a_save_that_waits_for_an_evaluation_is_not_called_failed():
+    late, failed = (
+        notification_policy.notice_of(events.SaveFailed("no", overdue), LifecycleState(phase=Phase.TRAINING), number=1)
+        for overdue in (True, False)
+    )
+    assert "failed" in failed.text and "failed" not in late.text and "late" in late.text
+
+
 def test_the_first_session_starts_the_run_and_a_later_one_resumes_it():
     kinds = [
         notification_policy.notice_of(events.SessionOpened(), LifecycleState(phase=Phase.STARTING), number=number).kinds
