@@ -41,6 +41,7 @@ class ResumePoint:
     Attributes:
         rng: random states, to be set before the first step; None where nothing is restored.
         loaders: positions of the loaders that the script iterates itself (session.follow), by name.
+        losses: recent ones, by which spikes are told.
         loader: position of a loader that `session.loader` did not make; None where there was none.
         ranks_before: ranks of the saved run.
         is_trained: the checkpoint closes the stage, and the stage is not extended: no step is left.
@@ -49,6 +50,7 @@ class ResumePoint:
 
     ranks_before: int
     rng: dict[str, Any] | None = None
+    losses: Any = None
     loader: LoaderState | None = None
     loaders: Mapping[str, LoaderState] = field(default_factory=dict)
     is_trained: bool = False
@@ -72,6 +74,7 @@ def begin(state: SessionState, supervision: Supervision, sizes: StateSizes) -> R
         is_snapshot = launch.snapshot is not None
         where = "the snapshot in memory" if is_snapshot else str(launch.resume)
         point = restore(state, source, where, extends=launch.extends)
+        supervision.loss_guard.restore_losses(point.losses)
         if not is_snapshot:
             supervision.saves.saved_at = state.position.step
         at = state.position
@@ -133,6 +136,7 @@ def restore(state: SessionState, source: RestoreSource, where: str, *, extends: 
         point.loaders = loaders
     if isinstance(remembered := own.get("remembered", {}), dict):
         state.remembered.values = remembered | state.remembered.values
+    point.losses = own.get("losses")
     ranks.random_states = {rank: source.own(rank)["rng"] for rank in ranks.mine[1:]}
     division.is_divisible = is_divisible
     report_other_versions(state.exactness, member.device, manifest.versions)

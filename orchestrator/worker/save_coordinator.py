@@ -268,6 +268,8 @@ class SaveCoordinator:
         further: dict[str, Any] = {"loaders": places} if places else {}
         if self._state.remembered.values:
             further["remembered"] = self._state.remembered.values
+        if losses := self._guard.recent_losses:
+            further["losses"] = losses
         if frozen := trainable_weights.fingerprints(self._state.tracked.things):
             further["frozen"] = frozen
         return {

@@ -69,6 +69,21 @@ def test_weights_that_went_bad_are_never_saved_and_training_goes_on_from_the_sta
     assert kgorch.export("spoilt") == kgorch.export("sound")
 
 
+def test_a_spike_soon_after_a_resume_is_told_by_the_losses_before_it(kgorch):
+    nan = '["skip"]\nspike = 8.0'
+    _train(kgorch, "whole", nan=nan, bad=[70], value=20.0, steps=80, ranks=1, half=True)
+    assert "deviations above" in _remedied(kgorch)[0]["why"]
+    args = {"bad": [70], "value": 20.0, "steps": 80, "sleep": 0.1, "half": True}
+    plan = kgorch.plan("goes_bad.py", name="cut", args=args, ranks=1, every="600s", extra=f"[health]\nnan = {nan}")
+    supervisor = kgorch.background("start", str(plan))
+    kgorch.wait_for_step(40)
+    kgorch("stop")
+    assert supervisor.wait(60) == 10 and 40 <= kgorch.status()["step"] < 70
+    kgorch("resume", "cut")
+    assert [event["facts"]["change"] for event in kgorch.events("remedied")] == [{"step": 70, "skip": True}]
+    assert kgorch.export("whole") == kgorch.export("cut")
+
+
 def test_when_no_remedy_is_left_the_run_ends_with_the_first_cause(kgorch):
     done = _train(kgorch, nan='["skip", "lr/2"]', bad=[5, 7, 8], steps=12, code=20)
     assert "loss is no number at step 5" in done.stdout + done.stderr

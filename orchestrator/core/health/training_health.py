@@ -200,6 +200,11 @@ class SpikeDetector:
         self._recent: deque[float] = deque()
         self._sorted: list[float] = []
 
+    @property
+    def recent(self) -> list[float]:
+        """The losses that a next one is compared with, oldest first."""
+        return list(self._recent)
+
     def check(self, loss: float) -> str:
         """What is wrong with the loss, in words; "" for nothing."""
         if self._factor is None:

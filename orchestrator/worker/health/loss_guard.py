@@ -102,6 +102,18 @@ class LossGuard:
         """Whether losses are checked."""
         return bool(self._policy)
 
+    @property
+    def recent_losses(self) -> list[float]:
+        """What spikes are told by, for a checkpoint; empty where they are not looked for."""
+        return self._spike.recent
+
+    def restore_losses(self, losses: Any) -> None:
+        """Go on with the `recent_losses` of a checkpoint."""
+        self._spike.forget()
+        for loss in losses if isinstance(losses, list) else ():
+            if isinstance(loss, float) and math.isfinite(loss):
+                self._spike.learn(loss)
+
     # The schedule
 
     def begin(self, tracked: Mapping[str, Any], step: int) -> None:
