@@ -69,10 +69,7 @@ def _dropped_metrics(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator
 
 def _best_not_saved(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:
     if event := sessions.newest_event(engine, run.id, (EventKind.BEST_NOT_SAVED,), session_id=row.id):
-        yield (
-            f"keep.best: step {event.facts.get('step')} was not saved: {event.facts.get('why')};"
-            " report it between epochs, or on all ranks right after the optimizer's step"
-        )
+        yield f"keep.best: step {event.facts.get('step')} was not saved: {event.facts.get('why')}"
 
 
 def _progress_before_first_step(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:

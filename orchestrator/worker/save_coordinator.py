@@ -126,6 +126,11 @@ class SaveCoordinator:
         if request := self._best.between_epochs(self._state.position.step, self.saved_at):
             self._save_best(request)
 
+    def miss_best(self) -> None:
+        """The same where gradients are summed over the epoch's end: the state cannot be saved, and the user is told."""
+        if self._best and self._state.tracked:
+            self._best.miss(self._state.position.step)
+
     def save_final(self) -> bool:
         """Save the state at the end of the stage. Where the disk is full, wait for room: training is over, and nothing else to do.
 

@@ -18,11 +18,11 @@ def norm_of(net: torch.nn.Module) -> float:
     return float(torch.cat([weight.detach().double().flatten() for weight in net.parameters()]).norm())
 
 
-def main(accuracies: list[float], sleep: float, when: str, who: str, last: str, loader: str) -> None:
+def main(accuracies: list[float], sleep: float, when: str, who: str, last: str, loader: str, every: int) -> None:
     """
     when: `after` each epoch, `before` it, or in its `midst`, at its third step. who: `all` ranks report, or the `first`.
     last: what comes after the last epoch: `nothing`, or weights that are `changed`. loader: `ours`, or one of `torch` whose
-    order hangs on a generator of its own.
+    order hangs on a generator of its own. every: batches whose gradients are summed, also over the end of an epoch.
     """
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(SAMPLES, 8, generator=generator)
@@ -56,8 +56,10 @@ def main(accuracies: list[float], sleep: float, when: str, who: str, last: str, 
                 evaluate(epoch)
             for number, batch in enumerate(session.steps(batches)):
                 session.backward(batch, lambda part: ((model(part[0]) - part[1]) ** 2).mean())
-                optimizer.step()
-                optimizer.zero_grad()
+                batch_number = epoch * SAMPLES // GLOBAL_BATCH + number + 1
+                if batch_number % every == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
                 time.sleep(sleep)
                 if when == "midst" and number == 2:
                     evaluate(epoch)
@@ -76,5 +78,5 @@ if __name__ == "__main__":
     parser.add_argument("--who", default="all")
     parser.add_argument("--last", default="nothing")
     parser.add_argument("--loader", default="ours")
-    options = parser.parse_args()
-    main(options.accuracies, options.sleep, options.when, options.who, options.last, options.loader)
+    parser.add_argument("--every", type=int, default=1)
+    main(**vars(parser.parse_args()))

@@ -49,6 +49,15 @@ def test_the_best_of_a_finished_run_is_what_was_measured_and_is_marked(kgorch, r
     assert "step 6" in said, "of those that are left and were measured: the last one's accuracy is the same"
 
 
+def test_an_evaluation_while_gradients_wait_for_their_optimizer_is_told_to_save_nothing(kgorch):
+    args = {"accuracies": "0.8_0.9_0.7", "every": 4}
+    kgorch("start", str(kgorch.plan("evaluates.py", ranks=1, args=args)), *BEST)
+    [told] = kgorch.events("best_not_saved")
+    assert told["facts"]["step"] == "1" and "gradients of the epoch's last batches" in told["facts"]["why"]
+    assert any("step the optimizer after the last batch, too" in notice for notice in kgorch.status()["notices"])
+    assert [row["step"] for row in kgorch.look("checkpoints", "list", "test") if row["best"]] == [3]
+
+
 @pytest.mark.soak  # the storm does it at any moment
 def test_a_kill_of_everything_between_evaluations_leaves_the_best(kgorch):
     args = {"accuracies": "0.8_0.9_0.7_0.6_0.9", "who": "first", "sleep": 0.25}

@@ -66,7 +66,7 @@ class BestCheckpoint:
         self._before: float | None = self._value  # the best value whose checkpoint is on disk for certain
         self._at: int | None = None  # the step of the save that set the value
         self._reported = self._last = -1  # steps of the newest report and of the one before it
-        self._is_alone = False
+        self._is_alone = self._has_missed = False
         self._began_s, self._spent_s = time.monotonic(), 0.0
 
     def note_report(self, step: int) -> None:
@@ -88,6 +88,19 @@ class BestCheckpoint:
         """
         return self._board.vote_everywhere(self._decide(step, saved_at))
 
+    def miss(self, step: int) -> None:
+        """Tell, once, that the best weights cannot be saved: gradients are summed over the end of the epoch."""
+        if self._rank != 0 or self._has_missed:
+            return
+        self._metrics.collect(wait=True)
+        if (value := self._measured_at(step)) is not None and self._is_better(value):
+            self._has_missed = True
+            why = (
+                "gradients of the epoch's last batches wait for their optimizer, and a checkpoint holds none: step the"
+                " optimizer after the last batch, too, or evaluate right after a step"
+            )
+            self._tell(JournalEntry(self._launch.attempt, EventKind.BEST_NOT_SAVED, {"step": str(step), "why": why}))
+
     def after_step(self, step: int, saved_at: int | None) -> int:
         """The same at the boundary after a step, where only the ranks that have reported wait. Raises: PeersLost.
 
@@ -106,7 +119,10 @@ class BestCheckpoint:
         agreed = self._board.compare(step, flag)
         if agreed is None:
             self._is_alone = True
-            why = f"{self.metric} was reported on some ranks only, in the midst of an epoch"
+            why = (
+                f"{self.metric} was reported on some ranks only, in the midst of an epoch; report it between epochs, or on all"
+                " ranks right after the optimizer's step"
+            )
             self._tell(JournalEntry(self._launch.attempt, EventKind.BEST_NOT_SAVED, {"step": str(step), "why": why}))
         return agreed or 0
 
