@@ -8,9 +8,9 @@ import importlib.util
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from kgorch.core import cuda_visible
 from kgorch.core.cuda_visible import Visible
@@ -21,6 +21,8 @@ RELEASE_TIMEOUT_S = 30.0
 
 SLACK_BYTES = 256 << 20
 """Tolerance in the comparison of memory in use: other processes allocate and free, too."""
+
+Value = TypeVar("Value")
 
 MIG_ENABLED = 1  # NVML_DEVICE_MIG_ENABLE
 
@@ -124,7 +126,7 @@ def model_name(environ: Mapping[str, str] = os.environ) -> str:
 
     def ask() -> set[str]:
         with nvml.library() as lib:
-            return {nvml.to_text(lib.nvmlDeviceGetName(gpu)) for gpu in _handles(lib, environ)}
+            return set(_of_each(lib, environ, lambda gpu: nvml.to_text(lib.nvmlDeviceGetName(gpu))))
 
     try:
         return ", ".join(sorted(nvml.query(ask) or ()))[:128] or "cpu"
@@ -138,7 +140,7 @@ def used_memory(environ: Mapping[str, str] = os.environ) -> list[int] | None:
 
     def ask() -> list[int]:
         with nvml.library() as lib:
-            return [int(lib.nvmlDeviceGetMemoryInfo(gpu).used) for gpu in _handles(lib, environ)]
+            return _of_each(lib, environ, lambda gpu: int(lib.nvmlDeviceGetMemoryInfo(gpu).used))
 
     with contextlib.suppress(nvml.DriverUnresponsive):
         used = nvml.query(ask)
@@ -214,14 +216,18 @@ def _visible(environ: Mapping[str, str]) -> cuda_visible.Visible:
     return visible if uuids is None else cuda_visible.parse(text, uuids)
 
 
-def _handles(lib: Any, environ: Mapping[str, str]) -> list[Any]:
-    text = environ.get(cuda_visible.VARIABLE)
-    if text is None:
-        return [lib.nvmlDeviceGetHandleByIndex(index) for index in range(lib.nvmlDeviceGetCount())]
-    return [
-        lib.nvmlDeviceGetHandleByUUID(gpu.entry) if gpu.is_mig else lib.nvmlDeviceGetHandleByIndex(gpu.index)
-        for gpu in cuda_visible.parse(text, nvml.gpu_uuids(lib)).gpus
-    ]
+def _of_each(lib: Any, environ: Mapping[str, str], value_of: Callable[[Any], Value]) -> list[Value]:
+    """`value_of` the handle of each visible GPU that answers. Raises: NVMLError where none does."""
+    values, failure = list[Value](), None
+    for gpu in cuda_visible.parse(environ.get(cuda_visible.VARIABLE), nvml.gpu_uuids(lib)).gpus:
+        try:
+            by_uuid, by_index = lib.nvmlDeviceGetHandleByUUID, lib.nvmlDeviceGetHandleByIndex
+            values.append(value_of(by_uuid(gpu.entry) if gpu.is_mig else by_index(gpu.index)))
+        except lib.NVMLError as error:
+            failure = error
+    if failure and not values:
+        raise failure
+    return values
 
 
 def _inventory() -> GpuInventory:
@@ -229,7 +235,7 @@ def _inventory() -> GpuInventory:
     with nvml.library() as lib:
         devices = {}
         for index, uuid in nvml.gpu_uuids(lib).items():
-            name, mode = "a GPU that does not answer", 0
+            name, mode = nvml.UNANSWERED, 0
             with contextlib.suppress(lib.NVMLError):  # one that is lost
                 handle = lib.nvmlDeviceGetHandleByIndex(index)
                 name = nvml.to_text(lib.nvmlDeviceGetName(handle))

@@ -159,6 +159,7 @@ class _QueryThread(threading.Thread):
         self.current_call, self.failure = ("", 0.0), ""
         self._emit, self._visible = emit, environ.get(cuda_visible.VARIABLE)
         self._stopping = threading.Event()
+        self._handles: dict[int, Any] = {}  # by NVML's index
         self._newest: dict[tuple[int, int], dict[str, float]] = {}  # by device and metric
         self._passes = 0
 
@@ -175,8 +176,7 @@ class _QueryThread(threading.Thread):
                 self.failure = f"{type(error).__name__}: {error}"
 
     def _query_until_stopped(self) -> None:
-        self._handles = self._visible_handles()
-        self._events = self._xid_events()
+        self._indices, self._events = self._visible_indices(), self._event_set()
         while not self._stopping.is_set():
             values = dict(self._query_all())
             self.reading = time.monotonic(), values
@@ -194,28 +194,40 @@ class _QueryThread(threading.Thread):
     def _call(self, name: str, *arguments: Any) -> Any:
         return self._invoke(self._lib, name, *arguments)
 
-    def _visible_handles(self) -> dict[int, Any]:
-        """By NVML's index, those that CUDA would see."""
+    def _visible_indices(self) -> list[int]:
+        """NVML's indices of the GPUs that CUDA would see."""
         # NVML itself ignores CUDA_VISIBLE_DEVICES
-        handles = {
-            index: self._call("nvmlDeviceGetHandleByIndex", index) for index in range(self._call("nvmlDeviceGetCount"))
-        }
-        uuids = {}
-        for index, handle in handles.items():
+        indices, uuids = range(self._call("nvmlDeviceGetCount")), {}
+        for index in indices:
             with contextlib.suppress(self._lib.NVMLError):
-                uuids[index] = self._call("nvmlDeviceGetUUID", handle)
-        return {index: handles[index] for index in cuda_visible.indices(handles, uuids, self._visible)}
+                uuids[index] = self._call("nvmlDeviceGetUUID", self._call("nvmlDeviceGetHandleByIndex", index))
+        return cuda_visible.indices(indices, uuids, self._visible)
 
     def _query_all(self) -> Iterator[tuple[str, float]]:
-        for index, handle in self._handles.items():
+        for index in self._indices:
             try:
+                handle = self._handle(index)
                 for number, metric in enumerate(METRICS):
-                    if self._passes % metric.every == 0:
+                    if self._passes % metric.every == 0 or (index, number) not in self._newest:
                         self._newest[index, number] = self._query(handle, metric)
-                    for name, value in self._newest.get((index, number), {}).items():
+                    for name, value in self._newest[index, number].items():
                         yield f"gpu{index}.{name}", value
             except self._lib.NVMLError_GpuIsLost:
                 self._emit(EventKind.GPU_LOST, {"gpu": index})
+            except self._lib.NVMLError:  # no handle, for lack of permission for example
+                continue
+
+    def _handle(self, index: int) -> Any:
+        """Raises: NVMLError while the GPU is lost or must not be used; the next pass tries again."""
+        if index not in self._handles:
+            handle = self._call("nvmlDeviceGetHandleByIndex", index)
+            with contextlib.suppress(self._lib.NVMLError):  # this GPU reports no XID errors
+                if self._events is not None:
+                    self._call(
+                        "nvmlDeviceRegisterEvents", handle, self._lib.nvmlEventTypeXidCriticalError, self._events
+                    )
+            self._handles[index] = handle
+        return self._handles[index]
 
     def _query(self, handle: Any, metric: Metric) -> dict[str, float]:
         """What the driver does not report is absent."""
@@ -229,15 +241,11 @@ class _QueryThread(threading.Thread):
             return {name: float(value_of(answer)) for name, value_of in metric.values.items()}
         return {}
 
-    def _xid_events(self) -> Any:
-        """The event set that the driver adds each GPU's XID errors to; None where it reports none."""
-        try:
-            events = self._call("nvmlEventSetCreate")
-            for handle in self._handles.values():
-                self._call("nvmlDeviceRegisterEvents", handle, self._lib.nvmlEventTypeXidCriticalError, events)
-        except self._lib.NVMLError:
-            return None
-        return events
+    def _event_set(self) -> Any:
+        """The event set that the driver adds each GPU's XID errors to; None where it has none."""
+        with contextlib.suppress(self._lib.NVMLError):
+            return self._call("nvmlEventSetCreate")
+        return None
 
     def _emit_xids(self) -> None:
         with contextlib.suppress(self._lib.NVMLError):  # a time-out: there are no more

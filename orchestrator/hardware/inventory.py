@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import shutil
@@ -44,11 +45,14 @@ def describe_host(home: Path) -> dict[str, Any]:
 def _driver() -> tuple[str, list[dict[str, Any]]]:
     """Its version and its devices. Raises whatever NVML does."""
     with nvml.library() as lib:
-        handles = [lib.nvmlDeviceGetHandleByIndex(index) for index in range(lib.nvmlDeviceGetCount())]
-        devices = [
-            {"name": nvml.to_text(lib.nvmlDeviceGetName(handle)), "memory": int(lib.nvmlDeviceGetMemoryInfo(handle).total)}
-            for handle in handles
-        ]  # fmt: skip
+        devices: list[dict[str, Any]] = []
+        for index in range(lib.nvmlDeviceGetCount()):
+            name, memory = nvml.UNANSWERED, None
+            with contextlib.suppress(lib.NVMLError):
+                handle = lib.nvmlDeviceGetHandleByIndex(index)
+                name = nvml.to_text(lib.nvmlDeviceGetName(handle))
+                memory = int(lib.nvmlDeviceGetMemoryInfo(handle).total)
+            devices.append({"name": name, "memory": memory})
         return nvml.to_text(lib.nvmlSystemGetDriverVersion()), devices
 
 

@@ -25,6 +25,9 @@ NO_DRIVER_LOADED = ("OSError", "NVMLError_LibraryNotFound", "NVMLError_DriverNot
 NO_DRIVER_ERRORS = (*NO_DRIVER_LOADED, "NVMLError_NoPermission")
 """Names of the errors that mean no GPU can be used through NVML."""
 
+UNANSWERED = "a GPU that does not answer"
+"""Name of a GPU that is lost or must not be used: NVML counts it, and its handle or its name cannot be had."""
+
 
 class DriverUnresponsive(OSError):
     """There is a driver, and it hangs or fails."""

@@ -35,7 +35,8 @@ FIGURES = {
     "ecc": 0,
     "processes": 0,
     "xid": 0,  # the newest XID error
-    "lost": 0,  # 1: GPU is lost
+    "lost": 0,  # 1: GPU is lost; it has no handle, and calls with an older one fail
+    "forbidden": 0,  # 1: it has no handle for lack of permission
     "mig": 0,  # 1: MIG mode is on
 }
 Fault = Literal["not_supported", "function_not_found", "gpu_is_lost", "not_loaded", "hang", "unknown"]
@@ -86,7 +87,7 @@ class Driver:
         """No faults any more; a call that hangs returns, a GPU that was lost is there."""
         self.faults.clear()
         for figures in self.figures:
-            figures["lost"] = 0
+            figures["lost"] = figures["forbidden"] = 0
         self._write()
 
     def _write(self) -> None:

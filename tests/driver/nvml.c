@@ -6,8 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { GPUS = 8, SUCCESS = 0, INVALID = 2, NOT_SUPPORTED = 3, NO_SUCH_GPU = 6, INSUFFICIENT_SIZE = 7, NOT_LOADED = 9, TIMEOUT = 10,
-       NOT_FOUND = 13, LOST = 15, UNKNOWN = 999 };
+enum { GPUS = 8, SUCCESS = 0, INVALID = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NO_SUCH_GPU = 6, INSUFFICIENT_SIZE = 7, NOT_LOADED = 9,
+       TIMEOUT = 10, NOT_FOUND = 13, LOST = 15, UNKNOWN = 999 };
 typedef unsigned long long u64;
 typedef unsigned int u32;
 typedef struct { int index; } device_t;
@@ -84,8 +84,9 @@ int nvmlSystemGetCudaDriverVersion_v2(int *version) {
 }
 int nvmlDeviceGetCount_v2(u32 *count) { CHECK(NULL); *count = gpus(); return SUCCESS; }
 int nvmlDeviceGetHandleByIndex_v2(u32 index, device_t **device) {
-    CHECK(NULL);
     if (index >= gpus()) return INVALID;
+    CHECK(&devices[index]);
+    if (figure(&devices[index], "forbidden")) return NO_PERMISSION;
     *device = &devices[index];
     return SUCCESS;
 }

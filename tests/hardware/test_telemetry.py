@@ -140,6 +140,27 @@ def test_a_gpu_that_is_lost_and_an_xid_are_told_once_each_and_the_other_gpu_goes
     assert len(ask.told) == 2
 
 
+@pytest.mark.parametrize(
+    ("fault", "visible", "told"),
+    [
+        ("lost", None, [("gpu_lost", {"gpu": 0})]),
+        ("lost", "1", []),
+        ("forbidden", None, []),
+        ("forbidden", "0,1", []),
+    ],
+)
+def test_a_gpu_without_a_handle_from_the_start_costs_the_others_nothing(tmp_path, asked, fault, visible, told):
+    driver = build(tmp_path)
+    driver.set(0, **{fault: 1})
+    ask = asked(driver.env | ({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}))
+    values = wait_until(ask.look)
+    assert "gpu1.util" in values and "gpu0.util" not in values
+    assert ask.told == told
+    if visible != "1":
+        driver.heal()
+        wait_until(lambda: "gpu0.util" in ask.look())
+
+
 def test_without_a_driver_or_with_one_that_is_not_loaded_nothing_is_said(tmp_path, asked):
     driver = build(tmp_path)
     driver.fail("nvmlInitWithFlags", "not_loaded")

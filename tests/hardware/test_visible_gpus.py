@@ -226,6 +226,28 @@ def test_the_figures_of_a_gpu_in_mig_mode_are_nobodys_memory(driver):
     assert all_of_them["ranks"] == [None, 1, 2]
 
 
+@pytest.mark.parametrize("fault", ["lost", "forbidden"])
+def test_a_gpu_that_does_not_answer_hides_no_other_one(driver, tmp_path, fault):
+    driver.set(1, **{fault: 1})
+    for answers in read(driver, None, "0,1,2"):
+        assert (answers["count"], answers["name"]) == (3, "Tesla T4")
+        assert answers["memory"] == [100 * MIB, 102 * MIB]
+        assert answers["telemetry"] == [0, 1, 2]
+    program = (
+        "import json, pathlib, sys; from kgorch.hardware import inventory\n"
+        "print(json.dumps(inventory.describe_host(pathlib.Path(sys.argv[1]))['gpus']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path],
+        env=os.environ | driver.env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    t4 = {"name": "Tesla T4", "memory": 15360 * MIB}
+    assert json.loads(done.stdout) == [t4, {"name": "a GPU that does not answer", "memory": None}, t4]
+
+
 def test_a_driver_that_fails_leaves_the_variable_to_be_believed(driver):
     driver.fail("nvmlDeviceGetCount_v2", "unknown")
     program = (
