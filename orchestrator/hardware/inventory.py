@@ -75,7 +75,7 @@ def version_of(package: str) -> str | None:
 def _may_trace() -> bool | None:
     """Whether a process may trace another one of the same user that is not its child; py-spy needs that."""
     try:
-        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(errors="replace").splitlines())
         if int(status["CapEff"], 16) >> CAP_SYS_PTRACE & 1:
             return True
         return int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text()) == 0

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kgorch.protocol.launch_spec import LAUNCH_VARIABLE
-from kgorch.system.process_identity import start_ticks
+from kgorch.system.process_identity import start_ticks, stat_fields
 
 GRACE_S = 2.0
 """Seconds between SIGTERM and SIGKILL for helper processes of a training."""
@@ -67,6 +67,6 @@ def _ancestors() -> Iterator[int]:
     while pid > 0:
         yield pid
         try:
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError):
+            pid = int(stat_fields(pid)[1])
+        except OSError:
             return

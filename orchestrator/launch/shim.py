@@ -42,7 +42,7 @@ from kgorch.protocol.run_files import COMPILED_FOLDER, KEEPER_SOCKET
 from kgorch.system import process_protection
 from kgorch.system.attempt_files import EXIT_FILE, write_attempt_file, write_json
 from kgorch.system.host_memory import oom_kill_count
-from kgorch.system.process_identity import start_ticks
+from kgorch.system.process_identity import start_ticks, stat_fields
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 BOARD_SLOT_BYTES, NODE_SLOTS = 64, 2
@@ -306,10 +306,10 @@ def _children() -> list[int]:
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             try:
-                fields = Path(entry.path, "stat").read_text().rpartition(")")[2].split()
+                parent = int(stat_fields(entry.name)[1])
             except OSError:
                 continue
-            if int(fields[1]) == me:
+            if parent == me:
                 children.append(int(entry.name))
     return children
 

@@ -197,7 +197,7 @@ def _request_dumps(
 
 def _catches(pid: int, number: int) -> bool:
     try:
-        mask = re.search(r"^SigCgt:\s*([0-9a-f]+)", Path(f"/proc/{pid}/status").read_text(), re.M)
+        mask = re.search(rb"^SigCgt:\s*([0-9a-f]+)", Path(f"/proc/{pid}/status").read_bytes(), re.M)
     except OSError:
         return False
     return mask is not None and bool(int(mask[1], 16) >> (number - 1) & 1)

@@ -42,7 +42,7 @@ facts = {"attached": attached, "python": sys.version.split()[0]}
 """
 LEAVES = f"""
 facts["venv"] = subprocess.run([sys.executable, "-c", "import ensurepip, venv"], capture_output=True).returncode == 0
-ticks = int(Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19])
+ticks = int(Path("/proc/1/stat").read_bytes().rpartition(b")")[2].split()[19])
 facts["age_s"] = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 (out / "empty").touch()
 (out / "link").symlink_to("empty")

@@ -16,14 +16,19 @@ def boot_id() -> str:
         return "unknown"
 
 
+def stat_fields(pid: int | str) -> list[bytes]:
+    """The fields of /proc/PID/stat from the third one on, the state; see proc(5). Raises: OSError."""
+    # the name before them is in parentheses and may hold any bytes: spaces, parentheses, a letter that the kernel has cut
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+
+
 def start_ticks(pid: int) -> int | None:
     """Start time of a living process in clock ticks since boot; None if it is gone or a zombie."""
     try:
-        # the command name is in parentheses and may contain any character, also spaces and parentheses
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = stat_fields(pid)
     except OSError:
         return None
-    return None if fields[0] in "ZX" else int(fields[19])
+    return None if fields[0] in b"ZX" else int(fields[19])
 
 
 def start_time_s(pid: int) -> float | None:
@@ -70,8 +75,8 @@ def rank_of(pid: int) -> int | None:
     A forked rank has its name, and the environment of torchrun in /proc; one that was started anew has its own environment.
     """
     try:
-        name = Path(f"/proc/{pid}/comm").read_text().strip()
-        if name.startswith("rank") and name[4:].isdecimal():
+        name = Path(f"/proc/{pid}/comm").read_bytes().strip()
+        if name.startswith(b"rank") and name[4:].isdigit():
             return int(name[4:])
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         return next((int(item[5:]) for item in environment if item.startswith(b"RANK=")), None)

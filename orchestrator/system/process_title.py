@@ -11,7 +11,8 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+
+from kgorch.system.process_identity import stat_fields
 
 ROOM_VARIABLE = "KGORCH_ROOM"
 """Filler in the environment. It is left out of what `replace` writes."""
@@ -44,9 +45,8 @@ def replace(command: Sequence[str], environ: Mapping[str, str]) -> None:
 
 def _memory() -> tuple[int, int, int, int]:
     """Addresses of the first byte and behind the last one: of the command line, and of the environment."""
-    # fields 48 to 51 of /proc/self/stat in proc(5); the name in parentheses, the second one, may contain spaces
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    command_start, command_end, start, end = (int(text) for text in fields[45:49])
+    # fields 48 to 51 in proc(5)
+    command_start, command_end, start, end = (int(text) for text in stat_fields("self")[45:49])
     return command_start, command_end, start, end
 
 

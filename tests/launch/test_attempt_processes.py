@@ -28,7 +28,11 @@ def living(pids: list[int]) -> list[int]:
     return [pid for pid in pids if start_ticks(pid)]
 
 
-@pytest.mark.parametrize("args", [{}, {"stubborn": True}], ids=["helpers that heed SIGTERM", "helpers that do not"])
+@pytest.mark.parametrize(
+    "args",
+    [{}, {"stubborn": True}, {"vietnamese": True}],
+    ids=["helpers that heed SIGTERM", "helpers that do not", "helpers whose names are not UTF-8"],
+)
 def test_helpers_of_a_killed_attempt_end_before_the_next_one_begins_and_with_the_session(kgorch, args):
     supervisor = kgorch.background("start", str(kgorch.plan("helped.py", args=args, every="1s")))
     kgorch.wait_for_step(2)
@@ -41,6 +45,7 @@ def test_helpers_of_a_killed_attempt_end_before_the_next_one_begins_and_with_the
     kgorch("stop")
     assert supervisor.wait(timeout=60) == 10, supervisor.communicate()[0]
     assert not living(helpers(kgorch)) and not processes_of(kgorch.home)
+    assert json.loads((kgorch.attempt() / "exit.json").read_text())["status"] == 0
 
 
 def test_helpers_of_an_attempt_that_lost_shim_and_supervisor_end_before_the_next_session_trains(kgorch):

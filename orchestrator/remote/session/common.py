@@ -38,7 +38,7 @@ def container_age_s() -> float:
     if "KAGGLE_KERNEL_RUN_TYPE" not in os.environ:
         return 0.0
     try:
-        ticks = int(Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19])
+        ticks = int(Path("/proc/1/stat").read_bytes().rpartition(b")")[2].split()[19])
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
     except (OSError, ValueError, IndexError):
         return 0.0

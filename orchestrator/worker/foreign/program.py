@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from kgorch.system.process_identity import stat_fields
+
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -112,10 +114,10 @@ def _all_processes() -> list[ProcessInfo]:
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             try:
-                fields = Path(entry.path, "stat").read_text(errors="replace").rpartition(")")[2].split()
+                fields = stat_fields(entry.name)
             except OSError:
                 continue
-            if fields[0] not in "ZX":
+            if fields[0] not in b"ZX":
                 found.append(ProcessInfo(int(entry.name), int(fields[1]), int(fields[11]) + int(fields[12])))
     return found
 

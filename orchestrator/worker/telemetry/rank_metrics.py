@@ -16,6 +16,8 @@ from typing import TypeVar
 
 import torch
 
+from kgorch.system.process_identity import stat_fields
+
 Item = TypeVar("Item")
 SAMPLE_S = 1.0
 """Seconds between two reads of the allocator."""
@@ -95,10 +97,10 @@ def peak_resident_bytes() -> int:
     Since the start of the process where the kernel cannot reset the mark; 0 where the kernel does not report it.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
-        status = Path("/proc/self/status").read_text()
+        status = Path("/proc/self/status").read_bytes()
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")  # resets that mark alone; see proc(5)
-        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+        return int(status.partition(b"VmHWM:")[2].split()[0]) * 1024
     return 0
 
 
@@ -107,7 +109,7 @@ def _children_s() -> dict[str, float]:
     usage = {}
     for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
         with contextlib.suppress(OSError):  # it has just ended
-            user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+            user, system = stat_fields(pid)[11:13]
             usage[pid] = (int(user) + int(system)) / TICKS_PER_S
     return usage
 
