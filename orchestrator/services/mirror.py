@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import os
 import shutil
 import threading
@@ -274,22 +273,20 @@ class _RemoteFolder:
             return 0
         if there is not None and _has_files_of(there, manifest):
             # its metrics are new, its files are not: the copy stays complete
-            if self._stopping.is_set():  # _write would leave an empty manifest
-                raise _Stopped
-            self._write(io.BytesIO(content), f"{copy}/{MANIFEST_NAME}")
+            self._write_manifest(content, f"{copy}/{MANIFEST_NAME}")
             return len(content)
         # files of the right size are not sent again, but only those of this very checkpoint
         if self._read(f"{copy}/{UNDER_WAY}") != content:
             self._delete(copy)
             self._fs.makedirs(copy, exist_ok=True)
-            self._write(io.BytesIO(content), f"{copy}/{UNDER_WAY}")
+            self._write_manifest(content, f"{copy}/{UNDER_WAY}")
         present, sent_bytes = self._sizes(copy), len(content)
         for file, entry in manifest.files.items():
             if present.get(file) != entry.bytes:
                 with open(folder / file, "rb") as source:
                     self._write(source, f"{copy}/{file}")
                 sent_bytes += entry.bytes
-        self._write(io.BytesIO(content), f"{copy}/{MANIFEST_NAME}")
+        self._write_manifest(content, f"{copy}/{MANIFEST_NAME}")
         self._fs.rm_file(f"{copy}/{UNDER_WAY}")
         return sent_bytes
 
@@ -337,12 +334,11 @@ class _RemoteFolder:
             self._fs.rm(path, recursive=True)
 
     def _read(self, path: str) -> bytes | None:
-        """The content of a file; None if it does not exist."""
+        """The content of a manifest; None if it does not exist, or is empty as an upload that was cut may leave it."""
         try:
-            content: bytes = self._fs.cat_file(path)
+            return self._fs.cat_file(path) or None
         except FileNotFoundError:
             return None
-        return content
 
     def _sizes(self, folder: str) -> dict[str, int]:
         """Bytes of each entry of a folder by its name; none if there is no such folder."""
@@ -351,9 +347,18 @@ class _RemoteFolder:
         except FileNotFoundError:
             return {}
 
+    def _write_manifest(self, content: bytes, path: str) -> None:
+        """Write a manifest whole or not at all. Raises: _Stopped."""
+        if self._stopping.is_set():
+            raise _Stopped
+        if self._is_local:
+            files.write(Path(path), content, suffix=".tmp", durable=True, sync_parent=True)  # ".part" ends UNDER_WAY
+        else:  # leaving a file that is open for writing would upload what it has, also after an error
+            self._fs.pipe_file(path, content)
+
     def _write(self, source: BinaryIO, path: str) -> None:
         """Write a file. On a local disk it gets its name only once it is durable. Raises: _Stopped."""
-        # In pieces, because fsspec's put_file cannot be stopped at the wall. Not ".part", which ends UNDER_WAY.
+        # In pieces, because fsspec's put_file cannot be stopped at the wall.
         local = files.replacement(Path(path), suffix=".tmp", durable=True, sync_parent=True) if self._is_local else None
         with local or self._fs.open(path, "wb") as sink:
             while piece := source.read(CHUNK_BYTES):

@@ -15,6 +15,7 @@ from pathlib import Path
 import fsspec
 import pytest
 import xxhash
+from fsspec.implementations.memory import MemoryFile
 from harness import Notes, processes_of, wait_until
 
 from kgorch.checkpoint.folder import list_checkpoints, read_checkpoint, read_manifest, write_manifest
@@ -23,7 +24,7 @@ from kgorch.checkpoint.verify import verify_checkpoint
 from kgorch.db import checkpoints as rows
 from kgorch.db import runs
 from kgorch.db.engine import open_database
-from kgorch.services.mirror import END_S, UNDER_WAY, Mirror
+from kgorch.services.mirror import END_S, UNDER_WAY, Mirror, MirrorReader
 from kgorch.supervisor.loop import SIGTERM_GRACE_S
 
 
@@ -146,6 +147,37 @@ def test_a_checkpoint_that_learns_what_it_was_measured_at_stays_whole_there(engi
     memory.pipe_file(f"{there}/{MANIFEST_NAME}", b"{}")  # it lists no files: all are sent
     one.wake()
     assert _until_idle(one)[-1][1]["bytes"] > 3000
+    assert _fetched(memory, tmp_path, "train/step-00000005").step == 5
+
+
+def test_a_stop_while_the_last_file_is_closed_leaves_no_manifest(engine, run, mirror, memory, monkeypatch):
+    """Remote filesystems upload what they have buffered when a file is closed."""
+    _saved(engine, run, 5)
+    [row] = rows.of_run(engine, run.id, "verified")
+    is_closing, started = threading.Event(), []
+
+    def close(file):
+        if file.path.endswith("/state.json"):
+            is_closing.set()
+            wait_until(lambda: started and started[0]._stopping.is_set())
+
+    monkeypatch.setattr(MemoryFile, "close", close)
+    started.append(mirror("memory://backup"))
+    assert is_closing.wait(timeout=10)
+    started[0].stop()
+    there = "/backup/ink-r1/train/step-00000005"
+    assert memory.exists(f"{there}/state.json") and not memory.exists(f"{there}/{MANIFEST_NAME}")
+    assert not MirrorReader(run, "memory://backup", {}).holds(row)
+    _until_idle(mirror("memory://backup"))
+    assert MirrorReader(run, "memory://backup", {}).holds(row)
+
+
+def test_an_empty_manifest_is_none(engine, run, mirror, memory, tmp_path):
+    _saved(engine, run, 5)
+    [row] = rows.of_run(engine, run.id, "verified")
+    memory.pipe_file(f"/backup/ink-r1/train/step-00000005/{MANIFEST_NAME}", b"")
+    assert not MirrorReader(run, "memory://backup", {}).holds(row)
+    _until_idle(mirror("memory://backup"))
     assert _fetched(memory, tmp_path, "train/step-00000005").step == 5
 
 
