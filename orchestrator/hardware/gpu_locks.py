@@ -79,6 +79,7 @@ class GpuLocks:
         self.devices, self.descriptors, self.variables = tuple(devices), list(descriptors), variables
         self._home, self._lock = home, fcntl.LOCK_SH if share else fcntl.LOCK_EX
         self._waiting: list[threading.Thread] = []
+        self._listing, self._is_listed = threading.Lock(), True
 
     @property
     def environ(self) -> Mapping[str, str]:
@@ -90,7 +91,9 @@ class GpuLocks:
         return {**os.environ, **self.variables}
 
     def refresh(self) -> None:
-        """Lock again where the lock files were deleted, unless another session was quicker."""
+        """Lock again where the lock files were deleted, unless another session was quicker; list GPUs that are not yet known."""
+        with contextlib.suppress(OSError):
+            self._await_listed()
         if self._home is None or any(thread.is_alive() for thread in self._waiting):
             return
         for index, device in enumerate(self.devices):
@@ -111,8 +114,37 @@ class GpuLocks:
             thread.start()
             self._waiting.append(thread)
 
+    def await_listed(self, home: Path) -> None:
+        """As `await_locks`, for the GPUs that are visible in `environ`.
+
+        While the driver does not answer there are none: `refresh` and `check` query it again. Raises: OSError of a lock file.
+        """
+        self._home, self._is_listed = home, False
+        with contextlib.suppress(nvml.DriverUnresponsive):
+            self._await_listed()
+
+    def _await_listed(self) -> None:
+        """Raises: DriverUnresponsive, OSError."""
+        with self._listing, contextlib.ExitStack() as opened:
+            if self._is_listed or self._home is None:
+                return
+            devices, descriptors = _query_visible(self.environ), list[int]()
+            for device in devices:
+                descriptors.append(_open_lock(self._home, device))
+                opened.callback(os.close, descriptors[-1])
+            opened.pop_all()
+            self.descriptors, self.devices, self._is_listed = descriptors, tuple(devices), True
+            self.await_locks()
+
     def check(self, *, timeout_s: float = 5.0) -> None:
-        """Check before a launch that the awaited locks are ours. Raises: GpusUnavailable when another was quicker."""
+        """Check before a launch that the awaited locks are ours.
+
+        Raises: GpusUnavailable when another was quicker, or the driver does not answer; OSError of a lock file.
+        """
+        try:
+            self._await_listed()
+        except nvml.DriverUnresponsive as error:
+            raise _unlisted(error, "run nvidia-smi to see what is wrong") from None
         for thread in self._waiting:
             thread.join(timeout_s)
         if any(thread.is_alive() for thread in self._waiting):
@@ -164,11 +196,7 @@ def acquire(home: Path, run: LockOwner, request: Mapping[str, Any]) -> GpuLocks:
     try:
         universe = _query_visible(os.environ)
     except nvml.DriverUnresponsive as error:
-        raise GpusUnavailable(
-            "the GPUs of this machine cannot be listed: the driver does not answer",
-            str(error),
-            next_step=f"run nvidia-smi to see what is wrong; then kgorch resume {run.name}",
-        ) from None
+        raise _unlisted(error, f"run nvidia-smi to see what is wrong; then kgorch resume {run.name}") from None
     # CPU runs have nothing to lock: how many run at once is the queue's limit
     if not universe or request["ranks"] == 0:
         return GpuLocks()
@@ -188,13 +216,12 @@ def reacquire(home: Path, launched_with: str | None, *, share: bool) -> GpuLocks
 
     Args:
         launched_with: the CUDA_VISIBLE_DEVICES that it was launched with; None if it was not set.
+    Raises: OSError of a lock file.
     """
     # whatever counts the GPUs of the session must see those that the training has
     variables = NO_VARIABLES if launched_with is None else {VISIBLE: launched_with}
-    mine = visible_gpus({**os.environ, **variables})
-    descriptors = [_open_lock(home, device) for device in mine]
-    locks = GpuLocks(mine, descriptors, home, share=share, variables=variables)
-    locks.await_locks()
+    locks = GpuLocks(share=share, variables=variables)
+    locks.await_listed(home)
     return locks
 
 
@@ -258,6 +285,11 @@ def _try(descriptor: int, lock: int) -> bool:
             return True
         time.sleep(0.01)
     return False
+
+
+def _unlisted(error: nvml.DriverUnresponsive, next_step: str) -> GpusUnavailable:
+    what = "the GPUs of this machine cannot be listed: the driver does not answer"
+    return GpusUnavailable(what, str(error), next_step=next_step)
 
 
 def _unavailable(home: Path, run: LockOwner, universe: Sequence[LockableGpu], count: int) -> GpusUnavailable:

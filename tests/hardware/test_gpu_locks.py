@@ -35,6 +35,19 @@ for line in sys.stdin:
     print(child, flush=True)
 """
 
+ADOPT = """
+import json, sys
+from pathlib import Path
+from kgorch.hardware import gpu_locks
+locks = gpu_locks.reacquire(Path(sys.argv[1]), sys.argv[2], share=False)
+print(flush=True)
+for line in sys.stdin:
+    try:
+        print(getattr(locks, line.strip())(), flush=True)
+    except gpu_locks.GpusUnavailable as error:
+        print(error.what, flush=True)
+"""
+
 
 class Holders:
     def __init__(self, home, env: dict[str, str]) -> None:
@@ -46,6 +59,19 @@ class Holders:
         process = subprocess.Popen(words, env=self.env | env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.made.append(process)
         return process, json.loads(process.stdout.readline())
+
+    def adopt(self, visible: str):
+        """A supervisor that has adopted a training on these GPUs; the function calls a method of its locks."""
+        words = [sys.executable, "-c", ADOPT, str(self.home), visible]
+        process = subprocess.Popen(words, env=self.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.made.append(process)
+        process.stdout.readline()
+
+        def call(method: str) -> str:
+            print(method, file=process.stdin, flush=True)
+            return process.stdout.readline().strip()
+
+        return call
 
 
 @pytest.fixture
@@ -113,6 +139,32 @@ def test_while_the_driver_is_silent_no_run_takes_gpus_that_may_be_anothers(holde
     driver.fail("nvmlDeviceGetCount_v2", "unknown")
     _, (word, said) = holders.hold("b")
     assert word == "held" and "next: run nvidia-smi to see what is wrong; then kgorch resume b" in said
+
+
+def test_who_adopts_while_the_driver_is_silent_launches_nothing_without_locks(holders, driver):
+    driver.fail("nvmlDeviceGetCount_v2", "unknown")
+    call = holders.adopt("1")
+    assert call("check") == "the GPUs of this machine cannot be listed: the driver does not answer"
+    driver.heal()
+    other, _ = holders.hold("a", CUDA_VISIBLE_DEVICES="1")
+    assert call("check") == "another session has locked the GPUs of this session"
+    other.kill()
+    other.wait()
+    assert call("check") == "None"
+    assert holders.hold("b", CUDA_VISIBLE_DEVICES="1")[1][0] == "held"
+    assert holders.hold("c")[1][1] == "0"
+
+
+def test_who_adopts_while_the_driver_is_silent_has_the_locks_once_it_answers(holders, driver):
+    driver.fail("nvmlDeviceGetCount_v2", "unknown")
+    call = holders.adopt("0,1")
+    assert call("refresh") == "None"
+    driver.heal()
+    assert call("refresh") == "None"
+    driver.fail("nvmlDeviceGetCount_v2", "unknown")
+    assert call("check") == "None", "it waits for the locks, and nothing is asked again"
+    driver.heal()
+    assert holders.hold("a")[1][0] == "held"
 
 
 def test_without_a_driver_nothing_is_claimed(tmp_path, holders):
