@@ -109,7 +109,8 @@ def replay(
     """
     manifest = verify_checkpoint(checkpoint)
     scratch = Path(run.folder) / "replay"
-    with _locked_gpus(run, plan) as gpus, _scratch_folder(scratch) as received:
+    # the folder first: trainings that a killed replay has left there hold locks of the GPUs until they are ended
+    with _scratch_folder(scratch) as received, _locked_gpus(run, plan) as gpus:
         saves = []
         for which in TIMES:
             say(f"{which} time: step {manifest.step} to {manifest.step + steps} of {manifest.stage}")

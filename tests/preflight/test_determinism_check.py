@@ -95,6 +95,20 @@ def test_a_replay_waits_for_no_gpu_of_another_run_and_holds_its_own(kgorch, tmp_
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+def test_what_a_killed_replay_left_training_on_its_gpu_is_ended_by_the_next_one(kgorch, tmp_path):
+    _suspended(kgorch, kgorch.plan(ranks=1, args={"epochs": 1000, "sleep": 0.05}, every="600s"))
+    driver = build(tmp_path)
+    driver.be(gpus=1, uuids=["GPU-1"])
+    kgorch.extra_env |= driver.env
+    killed = kgorch.background("checkpoints", "verify", "--replay", "1000")
+    wait_until(lambda: list(kgorch.home.glob("runs/*/*/replay/first/attempt/shim.json")))
+    killed.kill()
+    killed.wait()
+    assert processes_of(kgorch.home)
+    kgorch("checkpoints", "verify", "--replay", "2")
+    assert _nothing_is_left(kgorch)
+
+
 def test_a_checkpoint_that_is_not_there_or_options_that_do_not_fit_are_a_mistake(kgorch):
     kgorch("start", str(kgorch.plan("crashes.py", ranks=1, args={"at": 99})))
     for words in (["--replay", "3", "--step", "999"], ["--replay", "3"], ["--step", "3"], ["--replay", "0"]):
