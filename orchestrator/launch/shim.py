@@ -41,6 +41,7 @@ from kgorch.protocol.messages import JournalEntry, Request
 from kgorch.protocol.run_files import COMPILED_FOLDER, KEEPER_SOCKET
 from kgorch.system import process_protection
 from kgorch.system.attempt_files import EXIT_FILE, write_attempt_file, write_json
+from kgorch.system.clock import boottime_s
 from kgorch.system.host_memory import oom_kill_count
 from kgorch.system.process_identity import start_ticks, stat_fields
 
@@ -112,7 +113,7 @@ def main(folder: Path, start: Callable[..., ChildProcess] = subprocess.Popen) ->
     kill_children(keeper.release)
     terminate_attempt(folder)  # helpers that another sub-reaper has adopted are no children of ours
     killed = oom_kill_count() - killed_before
-    end = {"status": status, "at": datetime.now(UTC).isoformat(), "kernel_kills": killed}
+    end = {"status": status, "at": datetime.now(UTC).isoformat(), "at_s": boottime_s(), "kernel_kills": killed}
     write_attempt_file(launch, EXIT_FILE, end)
     return 0
 

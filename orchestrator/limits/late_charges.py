@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -34,12 +35,17 @@ def complete(engine: Engine, row: SessionInfo, attempt: AttemptInfo | None, wind
     last = charges.newest(engine, row.id)
     if last is None:
         return
-    heartbeat_at, ended_at = row.heartbeat_at, _ended_at(attempt)
+    heartbeat_at, (ended_at, ended_s) = row.heartbeat_at, _ended_at(attempt)
     if heartbeat_at is not None:
         heartbeat_at = min(heartbeat_at, last.started_at + timedelta(seconds=last.used_s) + SLACK)
-    if ended_at is not None and row.boot_id == process_identity.boot_id():
-        ended_at += fleet.server_now(engine) - datetime.now(UTC) if row.machine else timedelta()
-        ended_at = min(ended_at, last.started_at + timedelta(seconds=boottime_s()))
+    if row.boot_id == process_identity.boot_id():
+        if row.machine and 0 <= ended_s <= boottime_s():
+            # charges of a fleet are by its server's clock, whatever this machine's clock said at the end
+            ended_at = fleet.server_now(engine) - timedelta(seconds=boottime_s() - ended_s)
+        elif row.machine and ended_at is not None:
+            ended_at += fleet.server_now(engine) - datetime.now(UTC)
+        if ended_at is not None:
+            ended_at = min(ended_at, last.started_at + timedelta(seconds=boottime_s()))
     until_at = max(at for at in (heartbeat_at, ended_at, last.started_at) if at is not None)
     if (
         row.wall_at is not None and not row.machine
@@ -69,12 +75,18 @@ def spans_of(window: Window, started_at: datetime, until_at: datetime) -> Spans:
     return [(start, (end - start).total_seconds()) for start, end in quota_windows.pieces(window, started_at, until_at)]
 
 
-def _ended_at(attempt: AttemptInfo | None) -> datetime | None:
-    """When the processes of an attempt had ended, by its shim's record; None where that is missing or not valid."""
-    if attempt is None:
-        return None
-    try:
-        at = datetime.fromisoformat(json.loads(Path(attempt.folder, "exit.json").read_text())["at"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    return at if at.tzinfo else None
+def _ended_at(attempt: AttemptInfo | None) -> tuple[datetime | None, float]:
+    """When the processes of an attempt had ended, by its shim's record: by the wall clock, and in seconds since the boot.
+
+    None, -1 where that is missing or not valid.
+    """
+    at, at_s, content = None, -1.0, None
+    if attempt is not None:
+        with contextlib.suppress(OSError, ValueError):
+            content = json.loads(Path(attempt.folder, "exit.json").read_text())
+    if isinstance(content, dict):
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            at = datetime.fromisoformat(content["at"])
+        if type(content.get("at_s")) is float:
+            at_s = content["at_s"]
+    return at if at and at.tzinfo else None, at_s

@@ -160,7 +160,7 @@ RECORD = {
         "trouble": {"kind": "loss", "rank": 1, "step": 3, "what": "loss is nan", "call": 0, "since": 2},
     },
 }  # fmt: skip
-LEFT = {"pid": 1, "started_ticks": 5, "torchrun": 7, "status": -9, "kernel_kills": 1, "at": ""}
+LEFT = {"pid": 1, "started_ticks": 5, "torchrun": 7, "status": -9, "kernel_kills": 1, "at": "", "at_s": 2.5}
 
 
 def _ends_in_an_event(folder: Path, records: int, told: dict[str, dict] = launcher.NO_FILES) -> None:

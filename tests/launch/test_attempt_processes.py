@@ -12,6 +12,7 @@ import pytest
 from harness import Kgorch, processes_of, wait_until
 
 from kgorch.launch import attempt_processes
+from kgorch.system.clock import boottime_s
 from kgorch.system.process_identity import start_ticks
 
 pytestmark = pytest.mark.slow
@@ -45,7 +46,8 @@ def test_helpers_of_a_killed_attempt_end_before_the_next_one_begins_and_with_the
     kgorch("stop")
     assert supervisor.wait(timeout=60) == 10, supervisor.communicate()[0]
     assert not living(helpers(kgorch)) and not processes_of(kgorch.home)
-    assert json.loads((kgorch.attempt() / "exit.json").read_text())["status"] == 0
+    end = json.loads((kgorch.attempt() / "exit.json").read_text())
+    assert end["status"] == 0 and 0 <= boottime_s() - end["at_s"] < 600
 
 
 def test_helpers_of_an_attempt_that_lost_shim_and_supervisor_end_before_the_next_session_trains(kgorch):

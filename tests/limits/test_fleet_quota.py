@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,16 +133,34 @@ def test_a_supervisor_whose_session_was_taken_over_charges_it_to_its_end(machine
     assert charges.newest(machines["b"], session).used_s == pytest.approx(3700.0, abs=5.0)
 
 
-@pytest.mark.parametrize("by", ["its daemon", "its next session"])
-def test_what_a_session_used_after_it_was_taken_over_is_charged_by_its_machine(machines, tmp_path, by):
-    """The machine could not reach the database until after the end of the training."""
+@pytest.mark.parametrize(
+    ("by", "ahead_s", "ended_s"),
+    [
+        ("its daemon", 0.0, None),
+        ("its next session", 0.0, None),
+        ("its daemon", 3600.0, 60.0),
+        ("its next session", -3600.0, 60.0),
+        ("its daemon", 0.0, -3600.0),
+    ],
+    ids=["", "", "a clock that was ahead", "a clock that was behind", "a record that lies ahead"],
+)
+def test_what_a_session_used_after_it_was_taken_over_is_charged_by_its_machine(
+    machines, tmp_path, by, ahead_s, ended_s
+):
+    """The machine could not reach the database until after the end of the training.
+
+    Its clock was ahead by so much at the end, and was set since. Its shim has recorded the end `ended_s` ago by the time since
+    the boot, too, or is of a version that did not.
+    """
     _, session = spending(machines["a"], used_s=100.0, silent_s=300.0)
     sessions.update_session(machines["a"], session, boot_id=process_identity.boot_id())
     where = {"stage": "train", "ranks": 1, "first_step": 0, "folder_of": lambda _: str(tmp_path / "attempt")}
     attempt = sessions.open_attempt(machines["a"], session, **where)
     Path(attempt.folder).mkdir()
-    ended_at = datetime.now(UTC) - timedelta(seconds=60)
-    Path(attempt.folder, "exit.json").write_text(f'{{"status": 0, "at": "{ended_at.isoformat()}"}}')
+    ended = {"status": 0, "at": (datetime.now(UTC) + timedelta(seconds=ahead_s - 60)).isoformat()}
+    if ended_s is not None:
+        ended["at_s"] = boottime_s() - ended_s
+    Path(attempt.folder, "exit.json").write_text(json.dumps(ended))
     sessions.record(machines["b"], "id-a", session, **LOST)
     for _ in range(2):
         if by == "its daemon":

@@ -251,9 +251,14 @@ def test_what_a_clock_that_ran_ahead_has_charged_counts_once_and_not_for_a_year(
     assert (used(now), used(now + timedelta(days=20))) == (7260.0, 3600.0), "what lives is left as it is"
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"at": 5}', '{"at": "yesterday"}', '{"at": "2026-11-21T00:00:00"}'])
-def test_an_exit_file_that_tells_nothing_completes_nothing(engine, run, tmp_path, content):
-    session = opened(engine, run)
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", '{"at": 5}', '{"at": "yesterday"}', '{"at": "2026-11-21T00:00:00"}']
+    + [f'{{"at_s": {at}}}' for at in ("NaN", "1e300", "true", "-1", '"1"', "null", "1" + 400 * "0")],
+)
+@pytest.mark.parametrize("machine", ["", "a"])
+def test_an_exit_file_that_tells_nothing_completes_nothing(engine, run, tmp_path, content, machine):
+    session = opened(engine, run)._replace(machine=machine, boot_id=process_identity.boot_id())
     attempt = sessions.open_attempt(
         engine, session.id, stage="train", ranks=1, first_step=0, folder_of=lambda _: str(tmp_path)
     )
