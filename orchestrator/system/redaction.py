@@ -17,6 +17,8 @@ _ASSIGNED = re.compile(
 )
 _URL = re.compile(r"(?<!\w)(\w++://)(?:[^\s/?#]*@)?([^\s?#\"'<>]*)(\?[^\s#\"'<>]*)?")
 
+_LOGIN = re.compile(r"(?<!/)//([^/]*)@")  # up to the last @ before the path: a password may hold one
+
 
 def secret_values(environ: Mapping[str, str]) -> list[str]:
     """Values of the variables whose names say that they are secret, longest first."""
@@ -40,12 +42,12 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
 
 def url_credentials(url: str) -> list[str]:
     """What stands before the `@` of a URL, whole and in its parts."""
-    return [part for login in re.findall("//([^/@]*)@", url) for part in (login, *login.split(":"))]
+    return [part for login in _LOGIN.findall(url) for part in (login, *login.split(":"))]
 
 
 def without_credentials(url: str) -> str:
     """A URL without user and password."""
-    return re.sub(r"//[^/@]*@", "//", url)
+    return _LOGIN.sub("//", url)
 
 
 def public_form(url: str) -> str:

@@ -69,6 +69,17 @@ def test_a_password_that_holds_the_sign_before_the_host_is_masked_whole():
     assert redaction.redact("at https://host?to=me@home") == "at https://host?***"
 
 
+def test_a_password_that_holds_the_sign_is_not_half_shown_in_the_address_of_a_mirror():
+    url = "sftp://me:p@ssw0rd@host/a@b"
+    assert redaction.without_credentials(url) == "sftp://host/a@b"
+    assert {"me", "p@ssw0rd", "me:p@ssw0rd"} == {*redaction.url_credentials(url)}
+    assert redaction.without_credentials("s3://bucket/me@home") == "s3://bucket/me@home"
+    assert redaction.without_credentials("sqlite:///me@home.db") == "sqlite:///me@home.db"
+    chained = "simplecache::sftp://me:p@ss@one/a::sftp://you:w0rd@two/b"
+    assert redaction.without_credentials(chained) == "simplecache::sftp://one/a::sftp://two/b"
+    assert {"p@ss", "w0rd"} <= {*redaction.url_credentials(chained)}
+
+
 def test_a_folder_whose_name_is_no_utf_8_can_be_named(log, tmp_path):
     record = log.makeRecord(log.name, logging.INFO, __file__, 1, "starts the due runs of /home/\udcff", (), None)
     logging.getLogger("kgorch").handlers[0].handle(record)  # past pytest's own, whose report could not be sent
