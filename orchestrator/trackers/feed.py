@@ -169,10 +169,13 @@ def _system_scalars(engine: Engine, run: RunInfo, now: datetime) -> Iterator[Sca
     last_minute = -1
     for position, row in enumerate(rows):
         span_s = samples.MINUTE if position >= len(rows) - MINUTE_SESSIONS else samples.HOUR
-        for sample in samples.series(engine, row.id, row.started_at.replace(second=0, microsecond=0), span_s):
-            at_s = sample.at.timestamp()
+        first_s = row.started_at.timestamp() // 60 * 60
+        for sample in samples.series(engine, row.id, datetime.fromtimestamp(first_s // span_s * span_s, UTC), span_s):
+            is_final = sample.at.timestamp() + span_s + COMPLETE_S <= now.timestamp()
+            at_s = max(sample.at.timestamp(), first_s)  # a row of an hour lies on the hour, before its session began
             minute = int((at_s - began_s) // 60)
-            is_final = at_s + span_s + COMPLETE_S <= now.timestamp()
+            if span_s == samples.HOUR:  # several sessions may have begun in one minute
+                minute = max(minute, last_minute + 1)
             if minute <= last_minute or not is_final:  # two sessions in one minute, or a clock that was set back
                 continue
             last_minute = minute

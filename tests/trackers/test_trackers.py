@@ -9,15 +9,17 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from harness import Notes, wait_until
+from sqlalchemy import update
 
 from kgorch.core.metrics import metric_curve
 from kgorch.core.metrics.metric_curve import Record, Value
 from kgorch.db import curves, runs, samples, sessions
+from kgorch.db.tables import Run, SessionRow
 from kgorch.plan import TrackSection, parse
 from kgorch.services import trackers
 from kgorch.trackers import state
@@ -106,6 +108,29 @@ def test_telemetry_is_sent_by_minutes_once_they_are_final(engine, run):
     found = [item for item in later.scalars if item.tag == "system/gpu0.util"]
     assert [item.at_s - at.timestamp() for item in found] == [0, 60, 120], "not the one that is rolled up anew"
     assert len({item.step for item in found}) == 3
+
+
+def test_telemetry_by_hours_has_the_first_hour_of_each_older_session(engine, run):
+    began = datetime(2026, 11, 25, 10, 20, 30, tzinfo=UTC)
+    with engine.begin() as connection:
+        connection.execute(update(Run).values(created_at=began))
+    # two begin in one minute, the third lasts over an hour, and the five behind it are sent by minutes
+    starts = [began + timedelta(seconds=s) for s in (0, 20, 300)] + [began + timedelta(hours=2, minutes=m) for m in range(5)]
+    for number, start in enumerate(starts):
+        session = sessions.open_session(engine, run.id, boot_id="b")
+        with engine.begin() as connection:
+            connection.execute(update(SessionRow).where(SessionRow.id == session.id).values(started_at=start))
+        at = [start + timedelta(seconds=10), *([start + timedelta(hours=1)] if number == 2 else [])]
+        samples.write(engine, session.id, [(instant, {"gpu0.util": number}) for instant in at])
+        samples.roll_up(engine, session.id)
+    found = [
+        item
+        for item in feed_of(engine, runs.by_id(engine, run.id), system=True, now=began + timedelta(hours=4)).scalars
+        if item.tag == "system/gpu0.util"
+    ]
+    assert [item.value for item in found] == [0, 1, 2, 2, 3, 4, 5, 6, 7]
+    assert [item.step for item in found[:4]] == [0, 1, 5, 40], "an hour that begins before its session counts from there"
+    assert [item.at_s for item in found[:2]] == [began.timestamp() - 30] * 2
 
 
 def test_what_was_sent_is_not_sent_again_and_what_comes_late_at_the_same_step_is():
