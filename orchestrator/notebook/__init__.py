@@ -3,7 +3,8 @@
     from kgorch import notebook
     notebook.start("plan.toml")
 
-Needs IPython; uses ipywidgets where it is installed. May import api, report, core, errors and how the command line words a view.
+Needs IPython; uses ipywidgets where it is installed. May import api, report, core, system, errors and how the command line words a
+view.
 """
 
 from __future__ import annotations

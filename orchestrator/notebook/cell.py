@@ -9,18 +9,22 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import threading
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from kgorch.cli.lookup import find_run, open_state
-from kgorch.errors import KgorchError
+from kgorch.errors import KgorchError, StateUnusable
 from kgorch.notebook import picture
 from kgorch.report import metrics, run_view
+from kgorch.system.file_lock import is_locked
 
 INTERVAL_S = 2.0
 CURVE_EVERY = 5
 """Looks between two reads of the curve: the state of a run is one row, its curve a file."""
+
+UNREADABLE = (SQLAlchemyError, StateUnusable)
 
 
 class Look(NamedTuple):
@@ -38,6 +42,14 @@ class Look(NamedTuple):
     @property
     def is_training(self) -> bool:
         return bool((self.view["session"] or {}).get("training_alive"))
+
+
+def _is_supervised_here(look: Look) -> bool:
+    """Whether a supervisor on this machine holds the run's lock, which needs no database."""
+    try:
+        return is_locked(Path(look.view["folder"]).parent / "lock")
+    except OSError:
+        return True  # its disk is away, too
 
 
 class PictureOutput(Protocol):
@@ -65,6 +77,7 @@ class LiveCell:
     def follow(self) -> None:
         """Until the session is over, or `stop`, or the cell is interrupted."""
         look, shown, number = self._look(0), "", 0
+        is_here = _is_supervised_here(look)
         with contextlib.suppress(KeyboardInterrupt):
             while look.is_training and not self._stopping.is_set():
                 if (svg := picture.svg(look.view, look.title, look.points)) != shown:
@@ -72,10 +85,13 @@ class LiveCell:
                     shown = svg
                 self._stopping.wait(self._interval_s)
                 number += 1
-                with contextlib.suppress(SQLAlchemyError):  # another process has it locked: the next look comes
+                try:
                     look = self._look(number)
+                except UNREADABLE:  # another process has it locked, its server is away: the next look comes
+                    if is_here and not _is_supervised_here(look):
+                        break
         if not self._stopping.is_set():
-            with contextlib.suppress(SQLAlchemyError):
+            with contextlib.suppress(*UNREADABLE):
                 look = self._look(0)
         self._output.close(picture.svg(look.view, look.title, look.points), picture.text(look.view))
 

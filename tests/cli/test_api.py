@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from answered import make_state
+from harness import wait_until
 
 import kgorch as package
 from kgorch import api
@@ -21,7 +22,9 @@ from kgorch.db import curves, runs, sessions
 from kgorch.db.engine import open_database
 from kgorch.errors import KgorchError, NotFound
 from kgorch.notebook import picture
+from kgorch.notebook.cell import LiveCell
 from kgorch.report import metrics, run_view
+from kgorch.system.sockets import control_socket
 
 LEARNS = {"epochs": 4, "sleep": 0.15}
 ODD = '</text><script>alert(1)</script>\x1b[31m"&\u202eדice\ud800'
@@ -186,6 +189,43 @@ def test_a_cell_that_trains_leaves_one_small_picture(kgorch, widgets):
     assert output["data"]["text/plain"].startswith("test: finished, train step ")
     assert notebook.cells[1].outputs[0]["text"].startswith("finished ")
     assert len(stored) < 40_000, "whatever it lasts: the picture is replaced"
+
+
+class Pictures:
+    """What a cell has drawn."""
+
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+        self.text = ""
+
+    def show(self, svg: str) -> None:
+        self.shown.append(svg)
+
+    def close(self, svg: str, text: str) -> None:
+        self.text = text
+
+
+def test_a_view_outlives_a_state_folder_that_cannot_be_used_and_ends_with_its_session(kgorch, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(kgorch.home))
+    monkeypatch.setenv("KGORCH_HOME", str(kgorch.home))
+    unusable = kgorch.plan(args={"epochs": 1000, "sleep": 0.1}) / "home"  # below a file; the supervisor keeps its own
+    supervisor = kgorch.background("start", "plan.toml")
+    kgorch.wait_for_step(2)
+    pictures = Pictures()
+    cell = LiveCell("test/1", None, 0.1, pictures)
+    cell.follow_in_background()
+    wait_until(lambda: pictures.shown)
+    monkeypatch.setenv("KGORCH_HOME", str(unusable))
+    cell._thread.join(timeout=2.0)
+    assert cell._thread.is_alive()
+    before = len(pictures.shown)
+    monkeypatch.setenv("KGORCH_HOME", str(kgorch.home))
+    wait_until(lambda: len(pictures.shown) > before + 1)
+    monkeypatch.setenv("KGORCH_HOME", str(unusable))
+    assert (answer := control_socket.ask(kgorch.home / "runs/test/1/control.sock", "stop")) and answer.ok
+    assert supervisor.wait(timeout=60) == 10
+    cell._thread.join(timeout=30)
+    assert not cell._thread.is_alive() and pictures.text, "a notebook that runs by itself would wait for its wall"
 
 
 def test_outside_a_notebook_it_says_where_to_look(state):
