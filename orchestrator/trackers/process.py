@@ -34,8 +34,8 @@ from kgorch.trackers.feed import Cursor, feed_of, unsent
 from kgorch.trackers.state import TrackerState
 from kgorch.trackers.tracker import Settings, TrackedRun, Tracker
 
-EVERY_S, SHARE = 5.0, 0.005
-"""A comparison every five seconds, or less often where comparing would take more than a two-hundredth of the time."""
+EVERY_S, MAX_PAUSE_S, SHARE = 5.0, 60.0, 0.005
+"""A comparison every five seconds; up to a minute apart where reading would take more than a two-hundredth of a core."""
 
 RETRIES = Backoff(first_s=5.0, longest_s=600.0)
 LOCK_S = 1.0
@@ -76,6 +76,11 @@ def open_tracker(name: str, run: TrackedRun) -> Tracker:
     raise ValueError(f"unknown tracker {name!r}")
 
 
+def pause_s(reading_s: float) -> float:
+    """Seconds until the next comparison. Args: reading_s: processor time that reading the run took."""
+    return min(max(EVERY_S, reading_s / SHARE), MAX_PAUSE_S)
+
+
 class Feeder:
     """Feeds one tracker with one run."""
 
@@ -88,12 +93,13 @@ class Feeder:
         self._cursor = Cursor()
         self._last_report: Mapping[str, Any] = {}
         self._phase = ""
+        self._reading_s = 0.0
 
     def work(self, ended: threading.Event) -> None:
         """Until `ended`, and once more then."""
         failures = 0
         while True:
-            is_last, began_s = ended.is_set(), time.monotonic()
+            is_last = ended.is_set()
             try:
                 self._synchronize()
                 failures = 0
@@ -103,12 +109,13 @@ class Feeder:
                 self._disconnect()
             if is_last:
                 break
-            took_s = time.monotonic() - began_s
-            ended.wait(RETRIES.after(failures) or max(EVERY_S, took_s / SHARE))
+            ended.wait(RETRIES.after(failures) or pause_s(self._reading_s))
         self._disconnect()
 
     def _synchronize(self) -> None:
+        began_s = time.thread_time()
         feed = feed_of(self._engine, self._run, system=self._order.settings.system)
+        self._reading_s = time.thread_time() - began_s
         self._phase = feed.phase
         if self._tracker is None:
             known = stored.load(self._state_path)

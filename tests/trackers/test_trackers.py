@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
 import sys
@@ -25,6 +26,7 @@ from kgorch.services import trackers
 from kgorch.trackers import state
 from kgorch.trackers.feed import Cursor, Scalar, feed_of, unsent
 from kgorch.trackers.mlflow_run import MAX_KEY, key_of
+from kgorch.trackers.process import pause_s
 
 PLAN = """
 name = "ink"
@@ -371,6 +373,27 @@ def test_a_process_that_is_killed_is_told_and_stop_ends_one_that_hangs(engine, r
     assert kind == "tracking_failed" and "status -9" in facts["failing"]["tensorboard"]
     one.stop()
     assert not one.is_busy and process.poll() is not None
+
+
+def test_a_library_that_is_slow_to_import_does_not_delay_what_comes_later(engine, run, tmp_path, monkeypatch):
+    real = Path(pytest.importorskip("tensorboard").__file__).parent
+    (tmp_path / "slow" / "tensorboard").mkdir(parents=True)
+    slow = f"import time\ntime.sleep(2)\n__path__ = [{str(real)!r}]\n"
+    (tmp_path / "slow" / "tensorboard" / "__init__.py").write_text(slow)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'slow'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    add_session(engine, run, 0, 30)
+    notes = Notes()
+    one = trackers.of(run, TrackSection(to=["tensorboard"]), notes)
+    kind, facts = notes.get(timeout=120)
+    assert one and kind == "tracked"
+    add_session(engine, run, 30, 50)
+    folder = Path(facts["urls"]["tensorboard"])
+    wait_until(lambda: 50 in tensorboard_steps(folder).get("train/loss", ()), within_s=90)
+    one.stop()
+
+
+def test_reading_takes_a_small_share_of_a_core_and_the_pause_has_a_bound():
+    assert [pause_s(reading_s) for reading_s in (0.0, 0.1, 1000.0)] == [5.0, 20.0, 60.0]
 
 
 def test_two_processes_do_not_feed_one_tracker(engine, run):
