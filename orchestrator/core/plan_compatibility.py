@@ -84,7 +84,7 @@ def compare_plans(
 
 def shown_values(plan: PlanValues) -> dict[str, str]:
     """Every value that a plan sets, as text by its dotted key, stages by name. Of a value that may be secret only "…" is shown."""
-    texts = {key: shown_value(key, value) for key, value in _flat(plan)}
+    texts = {key: shown_value(key, value) for key, value in flat_values(plan)}
     return {key: text for key, text in texts.items() if text}
 
 
@@ -119,7 +119,7 @@ def _order_refusals(old: Sequence[str], new: Sequence[str], started: Collection[
 
 
 def _differences(old: PlanValues, new: PlanValues, active: Collection[str]) -> Iterator[PlanDifference]:
-    old_values, new_values = dict(_flat(old)), dict(_flat(new))
+    old_values, new_values = dict(flat_values(old)), dict(flat_values(new))
     old_order, new_order = [*_stages(old)], [*_stages(new)]
     if old_order != new_order:
         yield PlanDifference("stages", ", ".join(old_order), ", ".join(new_order))
@@ -147,14 +147,19 @@ def shown_value(key: str, value: Any) -> str:
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
 
 
-def _flat(values: PlanValues, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value by its dotted key, stages by name. An empty table counts as no value."""
+def flat_values(values: PlanValues, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value by its dotted key, stages by name, what a list has of tables and lists by position.
+
+    An empty table counts as no value.
+    """
     for key, item in values.items():
         if key == "stage" and not prefix:
             for name, stage in _stages(values).items():
-                yield from _flat({k: v for k, v in stage.items() if k != "name"}, f"stage.{name}.")
+                yield from flat_values({k: v for k, v in stage.items() if k != "name"}, f"stage.{name}.")
         elif isinstance(item, Mapping) and item:
-            yield from _flat(item, f"{prefix}{key}.")
+            yield from flat_values(item, f"{prefix}{key}.")
+        elif isinstance(item, list) and any(isinstance(part, Mapping | list) for part in item):
+            yield from flat_values({str(number): part for number, part in enumerate(item)}, f"{prefix}{key}.")
         else:
             yield prefix + key, item or None if isinstance(item, Mapping) else item
 

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -22,7 +22,7 @@ from sqlalchemy import Engine
 
 from kgorch.core.backoff import Backoff
 from kgorch.core.codes import EventKind
-from kgorch.core.plan_compatibility import SECRET_ARGUMENT
+from kgorch.core.plan_compatibility import SECRET_ARGUMENT, flat_values
 from kgorch.db import runs, sessions
 from kgorch.db.engine import open_database
 from kgorch.db.rows import RunInfo
@@ -138,7 +138,7 @@ class Feeder:
         return Cursor()
 
     def _tracked_run(self, reference: str) -> TrackedRun:
-        return TrackedRun(self._run, self._order.settings, _arguments(self._run), self._folder, reference)
+        return TrackedRun(self._run, self._order.settings, _arguments(self._run, self._secrets), self._folder, reference)
 
     def _disconnect(self) -> None:
         """Close the tracker, if it is open; a failure of that is reported and no more."""
@@ -161,8 +161,11 @@ class Feeder:
             self._last_report = report
 
 
-def _arguments(run: RunInfo) -> dict[str, Any]:
-    """The arguments of the run's stages by `STAGE.NAME`, but for those whose names say that they are secret."""
+def _arguments(run: RunInfo, secrets: Iterable[str]) -> dict[str, Any]:
+    """The arguments of the run's stages by `STAGE.NAME`, those in tables by `STAGE.TABLE.NAME`.
+
+    Without those whose names say that they are secret, and without secrets in the text of the others.
+    """
     from kgorch.plan import parse
 
     try:
@@ -170,11 +173,18 @@ def _arguments(run: RunInfo) -> dict[str, Any]:
     except PlanError:  # of another version, or of a run that was found without one
         return {}
     return {
-        f"{stage.name}.{name}": value
+        stage.name + name: _redacted(value, secrets)
         for stage in plan.stage
-        for name, value in stage.args.items()
+        for name, value in flat_values(stage.args, ".")
         if not SECRET_ARGUMENT.search(name)
     }
+
+
+def _redacted(value: Any, secrets: Iterable[str]) -> Any:
+    """A value with its texts redacted; of a list each."""
+    if isinstance(value, list):
+        return [_redacted(item, secrets) for item in value]
+    return redaction.redact(value, secrets) if isinstance(value, str) else value
 
 
 def main(text: str) -> int:

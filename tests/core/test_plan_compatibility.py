@@ -99,6 +99,7 @@ def test_where_checkpoints_lie_is_refused_for_good():
         'notify.urls=["https://h/0th3r"]',
         'checkpoint.mirror_options={key="0th3r"}',
         "notify.urls=[]",
+        'stage.train.args.hubs=[{token="0th3r"}]',
     ],
 )
 def test_what_may_hold_a_token_is_told_to_have_changed_and_not_to_what(override):

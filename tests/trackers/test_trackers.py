@@ -33,8 +33,12 @@ name = "ink"
 [[stage]]
 name = "train"
 entry = "t.py"
-args = { lr = 0.5, api_token = "s3cr3t-s3cr3t" }
+args = { lr = 0.5, api_token = "s3cr3t-s3cr3t", hub = { name = "ours", token = "s3cr3t-s3cr3t" }, \
+sources = ["https://me:s3cr3t@host/", "b"], places = [{ at = "s3://b", secret = "s3cr3t-s3cr3t" }] }
 """
+SENT_ARGUMENTS = {
+    "train.lr": "0.5", "train.hub.name": "ours", "train.sources": "['https://host/', 'b']", "train.places.0.at": "s3://b",
+}  # fmt: skip
 ODD = '<img src=x onerror="alert(1)">/../רע'
 
 
@@ -279,7 +283,7 @@ def test_mlflow_has_one_run_with_each_step_once_and_what_is_not_secret_of_the_pl
     assert history["train/dice"] == [30, 50], "what was sent stays: MLflow only appends"
     assert history[key_of(f"train/{ODD}")] == EXPECTED["train/loss"]
     assert found.data.tags["kgorch.session.1"].startswith("session 1: cut_off")
-    assert found.data.params == {"train.lr": "0.5"} and found.info.status == "SCHEDULED"
+    assert found.data.params == SENT_ARGUMENTS and found.info.status == "SCHEDULED"
 
 
 # Weights & Biases
@@ -301,8 +305,8 @@ def wandb_records(path: Path) -> Iterator[bytes]:
             record = b""
 
 
-def wandb_rows(folder: Path) -> list[dict]:
-    """The history in the files that W&B writes offline."""
+def wandb_rows(folder: Path, kind: str = "history") -> list[dict]:
+    """The history in the files that W&B writes offline, or what changed of the `config`."""
     from wandb.proto import wandb_internal_pb2
 
     rows = []
@@ -310,8 +314,8 @@ def wandb_rows(folder: Path) -> list[dict]:
         for data in wandb_records(path):
             record = wandb_internal_pb2.Record()
             record.ParseFromString(data)
-            if record.WhichOneof("record_type") == "history":
-                items = record.history.item
+            if record.WhichOneof("record_type") == kind:
+                items = record.history.item if kind == "history" else record.config.update
                 rows.append({item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items})
     return rows
 
@@ -331,6 +335,9 @@ def test_wandb_offline_has_each_step_once_over_two_sessions_of_one_run(engine, r
     with_loss = [row for row in rows if "train/loss" in row]
     assert [row["train/kgorch_step"] for row in with_loss] == EXPECTED["train/loss"]
     assert all(row["_timestamp"] > 0 for row in with_loss)
+    config = {key: str(value) for row in wandb_rows(folder, "config") for key, value in row.items()}
+    assert {key: value for key, value in config.items() if key.startswith("train")} == SENT_ARGUMENTS
+    assert not [path for path in folder.rglob("*") if path.is_file() and b"s3cr3t" in path.read_bytes()]
     assert len({path.name.rpartition("-")[2] for path in folder.glob("wandb/offline-run-*")}) == 1, "one id"
 
 
