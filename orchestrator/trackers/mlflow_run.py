@@ -82,11 +82,12 @@ class MlflowRun:
         for begin in range(0, len(new), ARGUMENTS):
             self._client.log_batch(self.reference, params=new[begin : begin + ARGUMENTS])
 
-    def bring_up(self, cursor: Cursor, tags: Iterable[str]) -> Cursor:
+    def bring_up(self, cursor: Cursor, scalars: Sequence[Scalar]) -> Cursor:
         if self._is_new:  # of before, or of a run that was deleted there
             return Cursor()
         if cursor.tags:  # what was sent was stored there before the call returned
             return cursor
+        tags = dict.fromkeys(item.tag for item in scalars)
         return Cursor({tag: self._last_step(key_of(tag)) for tag in tags if key_of(tag) in self._keys})
 
     def _last_step(self, key: str) -> int:

@@ -121,7 +121,7 @@ class Feeder:
             known = stored.load(self._state_path)
             self._tracker = open_tracker(self._order.tracker, self._tracked_run(known.reference if known else ""))
             cursor = known.cursor if known else self._imported_cursor()
-            self._cursor = self._tracker.bring_up(cursor, dict.fromkeys(item.tag for item in feed.scalars))
+            self._cursor = self._tracker.bring_up(cursor, feed.scalars)
         new = unsent(feed.scalars, self._cursor)
         self._tracker.send(feed, new)
         self._cursor.advance(new)
@@ -138,7 +138,9 @@ class Feeder:
         return Cursor()
 
     def _tracked_run(self, reference: str) -> TrackedRun:
-        return TrackedRun(self._run, self._order.settings, _arguments(self._run, self._secrets), self._folder, reference)
+        return TrackedRun(
+            self._run, self._order.settings, _arguments(self._run, self._secrets), self._folder, reference
+        )
 
     def _disconnect(self) -> None:
         """Close the tracker, if it is open; a failure of that is reported and no more."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class TensorBoardFiles:
         self._counts: dict[str, int] = {}
         self._marks: dict[int, str] = {}
 
-    def bring_up(self, cursor: Cursor, tags: Iterable[str]) -> Cursor:
+    def bring_up(self, cursor: Cursor, scalars: Sequence[Scalar]) -> Cursor:
         return Cursor()  # everything is written anew
 
     def send(self, feed: Feed, unsent: Sequence[Scalar]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -51,12 +51,12 @@ class Tracker(Protocol):
     reference: str
     url: str
 
-    def bring_up(self, cursor: Cursor, tags: Iterable[str]) -> Cursor:
+    def bring_up(self, cursor: Cursor, scalars: Sequence[Scalar]) -> Cursor:
         """How far the tracker was really sent, asked once after it was opened.
 
         Args:
             cursor: how far it was, as far as is known here.
-            tags: of all there is to send.
+            scalars: all there is to send.
         """
 
     def send(self, feed: Feed, unsent: Sequence[Scalar]) -> None:

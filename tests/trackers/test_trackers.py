@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from harness import Notes, wait_until
 from sqlalchemy import update
+from wandb_server import serving
 
 from kgorch.core.metrics import metric_curve
 from kgorch.core.metrics.metric_curve import Record, Value
@@ -53,7 +54,7 @@ def run(tmp_path, engine):
     )  # fmt: skip
 
 
-def add_session(engine, run, first_step: int, last_step: int, phase: str = "cut_off") -> None:
+def add_session(engine, run, first_step: int, last_step: int, phase: str = "cut_off", *, dice: bool = True) -> None:
     """A session that trained these steps, five to a record, and reported a loss, an exact figure and one that is none."""
     session = sessions.open_session(engine, run.id, boot_id="b")
     folder = Path(run.folder, "attempts", f"{session.number}.1")
@@ -65,7 +66,8 @@ def add_session(engine, run, first_step: int, last_step: int, phase: str = "cut_
         Record(step, step - 5, 1, began_s + step, {"loss": Value(1 / step, 5), ODD: Value(float("nan"), 5)})
         for step in range(first_step + 5, last_step + 1, 5)
     ]
-    records.append(Record(last_step, last_step, 1, began_s + last_step, {"dice": Value(last_step / 100, 1)}))
+    if dice:
+        records.append(Record(last_step, last_step, 1, began_s + last_step, {"dice": Value(last_step / 100, 1)}))
     curves.write(engine, attempt.id, [metric_curve.encode(record) for record in records])
     early = session.started_at - timedelta(minutes=10)
     samples.write(engine, session.id, [(early, {"gpu0.util": 50.0})])
@@ -121,7 +123,9 @@ def test_telemetry_by_hours_has_the_first_hour_of_each_older_session(engine, run
     with engine.begin() as connection:
         connection.execute(update(Run).values(created_at=began))
     # two begin in one minute, the third lasts over an hour, and the five behind it are sent by minutes
-    starts = [began + timedelta(seconds=s) for s in (0, 20, 300)] + [began + timedelta(hours=2, minutes=m) for m in range(5)]
+    starts = [began + timedelta(seconds=s) for s in (0, 20, 300)] + [
+        began + timedelta(hours=2, minutes=m) for m in range(5)
+    ]
     for number, start in enumerate(starts):
         session = sessions.open_session(engine, run.id, boot_id="b")
         with engine.begin() as connection:
@@ -135,7 +139,9 @@ def test_telemetry_by_hours_has_the_first_hour_of_each_older_session(engine, run
         if item.tag == "system/gpu0.util"
     ]
     assert [item.value for item in found] == [0, 1, 2, 2, 3, 4, 5, 6, 7]
-    assert [item.step for item in found[:4]] == [0, 1, 5, 40], "an hour that begins before its session counts from there"
+    assert [item.step for item in found[:4]] == [0, 1, 5, 40], (
+        "an hour that begins before its session counts from there"
+    )
     assert [item.at_s for item in found[:2]] == [began.timestamp() - 30] * 2
 
 
@@ -339,6 +345,64 @@ def test_wandb_offline_has_each_step_once_over_two_sessions_of_one_run(engine, r
     assert {key: value for key, value in config.items() if key.startswith("train")} == SENT_ARGUMENTS
     assert not [path for path in folder.rglob("*") if path.is_file() and b"s3cr3t" in path.read_bytes()]
     assert len({path.name.rpartition("-")[2] for path in folder.glob("wandb/offline-run-*")}) == 1, "one id"
+
+
+@pytest.fixture
+def wandb_server(monkeypatch):
+    pytest.importorskip("wandb")
+    with serving() as server:
+        for name, value in server.environ.items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+def send_to_wandb(run) -> None:
+    [sent] = trackers.send_now(run, TrackSection(to=["wandb"], system=False))
+    assert sent.why is None, (sent, Path(run.folder, "trackers", "wandb.log").read_text())
+
+
+@pytest.mark.parametrize("is_another_machine", [False, True])
+def test_wandb_is_sent_what_comes_late_at_a_step_it_has(engine, run, wandb_server, is_another_machine):
+    add_session(engine, run, 0, 30, dice=False)
+    send_to_wandb(run)
+    # twice it goes on from step 30, which was validated only then; the first time it comes no further
+    for number, last_step in ((2, 30), (3, 50)):
+        if is_another_machine:
+            Path(run.folder, "trackers", "wandb.json").unlink()
+        add_session(engine, run, 30, last_step)
+        send_to_wandb(run)
+        sessions_there = [value for _, value in wandb_server.values("train/kgorch_session")]
+        assert sessions_there == [*range(1, number + 1)]
+    assert [step for step, _ in wandb_server.values("train/dice")] == [30, 50]
+    for tag in ("train/loss", f"train/{ODD}"):
+        assert [step for step, _ in wandb_server.values(tag)] == EXPECTED["train/loss"]
+
+
+def test_wandb_is_sent_again_what_was_not_uploaded(engine, run, wandb_server):
+    add_session(engine, run, 0, 30)
+    send_to_wandb(run)
+    # killed in the midst of the first upload, after two rows of six
+    of_loss = [row for row in wandb_server.history if "train/loss" in row][:2]
+    wandb_server.history = [row for row in wandb_server.history if row["train/kgorch_step"] <= 10]
+    wandb_server.summary = {"train/kgorch_step": 10, "train/loss": of_loss[-1]["train/loss"], "train/kgorch_session": 1}
+    send_to_wandb(run)
+    before = (list(wandb_server.history), wandb_server.summary)
+    add_session(engine, run, 20, 50)
+    send_to_wandb(run)
+    wandb_server.history, wandb_server.summary = before
+    send_to_wandb(run)
+    for tag, steps in (EXPECTED | {"train/dice": [30, 50]}).items():
+        assert [step for step, _ in wandb_server.values(tag)] == steps
+
+
+def test_wandb_is_sent_once_what_was_undone_and_done_again_by_a_later_session(engine, run, wandb_server):
+    add_session(engine, run, 0, 30)
+    send_to_wandb(run)
+    add_session(engine, run, 20, 25, dice=False)
+    send_to_wandb(run)
+    add_session(engine, run, 20, 30)
+    send_to_wandb(run)
+    assert [step for step, _ in wandb_server.values("train/dice")] == [30]
 
 
 # The supervisor's side
