@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 
 import pytest
+import torch
+from cut_session import CutSession
 
-from kgorch.worker.integrations import lightning_trainer
+from kgorch.worker import session_end
+from kgorch.worker.integrations import carrier, lightning_trainer
 
 
 @pytest.fixture
@@ -30,3 +34,39 @@ def lightning(monkeypatch):
         monkeypatch.setattr(owner, name, getattr(owner, name))
     lightning_trainer.adapt(trainer)
     return importlib.import_module("lightning.pytorch")
+
+
+@pytest.fixture
+def alone(monkeypatch, tmp_path):
+    """No session around the test, and none left after it."""
+    for name in ("KGORCH_LAUNCH", "MASTER_ADDR", "RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    yield
+    session_end.end(SystemExit(1))
+
+
+@pytest.fixture
+def carried(monkeypatch):
+    """Runs a script that builds a Trainer, cut or as a continuation. Returns the session's steps and what the script returns."""
+
+    def run(script, cut_at=None, saved=None):
+        made = []
+
+        @contextlib.contextmanager
+        def training(_):
+            if made:
+                yield None
+                return
+            made.append(CutSession(cut_at, saved))
+            yield made[0]
+            made[0].end()
+            run.finished = made[0].saved(is_final=True)
+
+        monkeypatch.setattr(carrier, "carried_training", training)
+        torch.manual_seed(3)
+        returned = script()
+        run.session = made[0]
+        return made[0].step, returned
+
+    return run

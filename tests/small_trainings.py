@@ -1,0 +1,54 @@
+"""What small trainings in the test's process are made of, and what they give when they are cut (cut_session.py)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cut_session import Cut
+from torch import nn
+from torch.utils.data import IterableDataset, TensorDataset
+
+
+def numbers(count: int) -> TensorDataset:
+    return TensorDataset(torch.arange(float(count))[:, None])
+
+
+class Stream(IterableDataset):
+    """Numbers in another order each time, without a length."""
+
+    def __iter__(self):
+        return iter(torch.randperm(12)[:, None, None].float())
+
+
+def weights_of(model: nn.Module) -> list[float]:
+    return [value for weight in model.parameters() for value in weight.flatten().tolist()]
+
+
+def whole_and_resumed(run, script, cut_at: int) -> tuple[object, object]:
+    """What an uninterrupted training gives, and the second part of one that was cut."""
+    whole = run(script)
+    with pytest.raises(Cut) as cut:
+        run(script, cut_at)
+    return whole, run(script, saved=cut.value.saved)
+
+
+def lightning_trainer_of(library, **options):
+    return library.Trainer(
+        accelerator="cpu", enable_progress_bar=False, enable_model_summary=False,
+        **{"enable_checkpointing": False, "max_epochs": 3, "logger": False, **options},
+    )  # fmt: skip
+
+
+def lightning_module(library):
+    class Module(library.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.lr, self.net = 0.1, nn.Linear(1, 1)
+
+        def training_step(self, batch, index):
+            return ((self.net(batch[0] / 10) - 1) ** 2).mean()
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), self.lr)
+
+    return Module
