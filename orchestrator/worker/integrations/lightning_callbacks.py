@@ -25,7 +25,8 @@ def trained_weights(trainer: Any, base: Any) -> list[str] | None:
     """
     if not any(isinstance(callback, base) for callback in trainer.callbacks):
         return None
-    return [name for name, weight in trainer.lightning_module.named_parameters() if weight.requires_grad]
+    weights = trainer.lightning_module.named_parameters(remove_duplicate=False)
+    return [name for name, weight in weights if weight.requires_grad]
 
 
 def changing(owners: Iterable[Any], root: str) -> list[Any]:
@@ -64,12 +65,14 @@ def put_back(trainer: Any, base: Any, saved: dict[str, Any]) -> None:
     module, trained = trainer.lightning_module, saved.get("trained_weights")
     if trained is None:
         return
-    for prefix, part in module.named_modules():
-        for name, weight in part.named_parameters(prefix, recurse=False):
-            if weight.requires_grad != (name in trained):
-                weight.requires_grad_(name in trained)
+    # A tied weight has several names, of which earlier versions of kgorch saved one.
+    is_trained = {id(weight) for name, weight in module.named_parameters(remove_duplicate=False) if name in trained}
+    for part in module.modules():
+        for weight in part.parameters(recurse=False):
+            if weight.requires_grad != (id(weight) in is_trained):
+                weight.requires_grad_(id(weight) in is_trained)
                 if isinstance(part, nn.modules.batchnorm._BatchNorm):
-                    part.track_running_stats = name in trained  # as BaseFinetuning does
+                    part.track_running_stats = weight.requires_grad  # as BaseFinetuning does
     for callback in trainer.callbacks:
         if isinstance(callback, base) and callback.state_key in saved["callbacks"]:
             callback.load_state_dict(saved["callbacks"][callback.state_key])

@@ -486,3 +486,39 @@ def test_a_checkpoint_that_the_script_gives_to_lightning_counts_in_the_first_ses
     whole = carried(script)
     Path("first.ckpt").unlink()
     assert carried(script, saved=cut.value.saved) == whole and whole[1][0] == 1
+
+
+def trained(module) -> list[str]:
+    return [name for name, weight in module.named_parameters(remove_duplicate=False) if weight.requires_grad]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("saved_by", ["this kgorch", "an earlier one"])
+def test_a_weight_of_lightning_with_two_names_is_trained_after_a_resume(lightning, carried, saved_by):
+    from lightning.pytorch.callbacks import BackboneFinetuning
+
+    class Module(lightning_module(lightning)):
+        def __init__(self):
+            super().__init__()
+            self.backbone, self.head = nn.Linear(1, 1), nn.Linear(1, 1)
+            self.head.weight = self.net.weight
+
+        def training_step(self, batch, index):
+            return super().training_step([self.head(self.backbone(batch[0]))], index)
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW((weight for weight in self.parameters() if weight.requires_grad), 0.1)
+
+    def script():
+        module = Module()
+        trainer = lightning_trainer_of(lightning, callbacks=[BackboneFinetuning(5)])
+        trainer.fit(module, DataLoader(numbers(12), 2, shuffle=True))
+        return weights_of(module), trained(module)
+
+    whole = carried(script)
+    with pytest.raises(Cut) as cut:
+        carried(script, 8)
+    if saved_by == "an earlier one":
+        names = cut.value.saved.own(0)["own"]["lightning"]["trained_weights"]
+        names[:] = [name for name in names if name != "head.weight"]
+    assert carried(script, saved=cut.value.saved) == whole
