@@ -1,4 +1,4 @@
-"""What callbacks of Lightning change at the beginning of an epoch.
+"""What callbacks of Lightning, and a module's hooks, change at the beginning of an epoch.
 
 BaseFinetuning thaws weights in the course of the training, and adds parameter groups. Its own restart adds the groups in
 `on_fit_start`, where its state must be loaded already. It thaws no weights: they would not be trained any more.
@@ -17,16 +17,27 @@ CHANGING = (".callbacks.finetuning", ".callbacks.stochastic_weight_avg")
 """Modules of Lightning's callbacks whose `on_train_epoch_start` changes what is saved."""
 
 
-def trained_weights(trainer: Any, base: Any) -> list[str] | None:
-    """Names of the weights that require a gradient; None where no callback thaws any.
+def trained_weights(module: nn.Module) -> list[str]:
+    """Names of the weights that require a gradient: a module's own hook may thaw and freeze some as well as a callback."""
+    return [name for name, weight in module.named_parameters(remove_duplicate=False) if weight.requires_grad]
 
-    Args:
-        base: Lightning's BaseFinetuning.
+
+def set_trained(module: nn.Module, names: Iterable[str]) -> list[nn.Module]:
+    """Have the weights of these names require a gradient, and no others.
+
+    A tied weight has several names, of which earlier versions of kgorch saved one.
+
+    Returns: the modules of which a weight was changed.
     """
-    if not any(isinstance(callback, base) for callback in trainer.callbacks):
-        return None
-    weights = trainer.lightning_module.named_parameters(remove_duplicate=False)
-    return [name for name, weight in weights if weight.requires_grad]
+    names = set(names)
+    trained = {id(weight) for name, weight in module.named_parameters(remove_duplicate=False) if name in names}
+    changed = []
+    for part in module.modules():
+        for weight in part.parameters(recurse=False):
+            if weight.requires_grad != (id(weight) in trained):
+                weight.requires_grad_(id(weight) in trained)
+                changed.append(part)
+    return changed
 
 
 def changing(owners: Iterable[Any], root: str) -> list[Any]:
@@ -63,17 +74,15 @@ def put_back(trainer: Any, base: Any, saved: dict[str, Any]) -> None:
         saved: the state of LightningParts.
     """
     module, trained = trainer.lightning_module, saved.get("trained_weights")
-    if trained is None:
-        return
-    # A tied weight has several names, of which earlier versions of kgorch saved one.
-    is_trained = {id(weight) for name, weight in module.named_parameters(remove_duplicate=False) if name in trained}
-    for part in module.modules():
-        for weight in part.parameters(recurse=False):
-            if weight.requires_grad != (id(weight) in is_trained):
-                weight.requires_grad_(id(weight) in is_trained)
-                if isinstance(part, nn.modules.batchnorm._BatchNorm):
-                    part.track_running_stats = weight.requires_grad  # as BaseFinetuning does
-    for callback in trainer.callbacks:
-        if isinstance(callback, base) and callback.state_key in saved["callbacks"]:
+    now = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    if trained is None or not now.issuperset(trained):
+        return  # of an earlier version of kgorch, or of a strategy that gives the weights other names
+    changed = set_trained(module, trained)
+    callbacks = [callback for callback in trainer.callbacks if isinstance(callback, base)]
+    for part in changed:
+        if callbacks and isinstance(part, nn.modules.batchnorm._BatchNorm):
+            part.track_running_stats = part.weight.requires_grad  # as BaseFinetuning does
+    for callback in callbacks:
+        if callback.state_key in saved["callbacks"]:
             callback.load_state_dict(saved["callbacks"][callback.state_key])
             base.on_fit_start(callback, trainer, module)

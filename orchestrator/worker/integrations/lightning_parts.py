@@ -12,15 +12,12 @@ class LightningParts:
     """Loops, callbacks, schedulers and scaling of a Trainer, and what the script's hooks add to a checkpoint of Lightning.
 
     Args:
-        finetuning: Lightning's BaseFinetuning.
         without_folder: callbacks whose `dirpath` the script has left to Lightning.
         note: is given what cannot be saved, in words.
     """
 
-    def __init__(
-        self, trainer: Any, finetuning: Any, without_folder: Sequence[Any], note: Callable[[str], None]
-    ) -> None:
-        self._trainer, self._finetuning, self._without_folder, self._note = trainer, finetuning, without_folder, note
+    def __init__(self, trainer: Any, without_folder: Sequence[Any], note: Callable[[str], None]) -> None:
+        self._trainer, self._without_folder, self._note = trainer, without_folder, note
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
@@ -31,7 +28,7 @@ class LightningParts:
             "precision": trainer.precision_plugin.state_dict(),
             "loaded_at": max(0, trainer.fit_loop._last_train_dl_reload_epoch),
             "progress": {"epoch": trainer.current_epoch, "global_step": trainer.global_step},
-            "trained_weights": lightning_callbacks.trained_weights(trainer, self._finetuning),
+            "trained_weights": lightning_callbacks.trained_weights(trainer.lightning_module),
             "logged": lightning_checkpoint.logged_by(trainer),
             "datamodule": self._savable(trainer.datamodule.state_dict() if trainer.datamodule else {}),
         }

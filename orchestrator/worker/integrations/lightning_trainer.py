@@ -96,7 +96,7 @@ class LightningCarrier:
             model=carrier.trainable(trainer.lightning_module),
             **self._optimizers(),
             lightning=LightningParts(
-                trainer, self._finetuning, self._without_folder, lambda what: self.session.note_exactness(hooks=what)
+                trainer, self._without_folder, lambda what: self.session.note_exactness(hooks=what)
             ),
         )
         if self.session.resumed:
@@ -151,6 +151,7 @@ class LightningCarrier:
         states = [
             (item, copy.deepcopy(state)) for item in owners if item is not module and (state := item.state_dict())
         ]
+        trained = lightning_callbacks.trained_weights(module)
         before = state_codec.capture(things)
         # Copies on the CPU: a second state may not fit on the device.
         copies = {name: tensor.to("cpu", copy=True) for name, tensor in before.tensors.items()}
@@ -158,6 +159,7 @@ class LightningCarrier:
         if getattr(trainer.fit_loop, "restarted_mid_epoch", False):
             call._call_callback_hooks(trainer, "on_train_epoch_start")
             call._call_lightning_module_hook(trainer, "on_train_epoch_start")
+        lightning_callbacks.set_trained(module, trained)
         state_codec.put_back(things, before, copies)
         for callback, state in states:
             callback.load_state_dict(state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from cut_session import Cut
 from small_trainings import Stream, lightning_module, lightning_trainer_of, numbers, weights_of, whole_and_resumed
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
+from kgorch.worker.integrations import lightning_callbacks
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -522,3 +525,46 @@ def test_a_weight_of_lightning_with_two_names_is_trained_after_a_resume(lightnin
         names = cut.value.saved.own(0)["own"]["lightning"]["trained_weights"]
         names[:] = [name for name in names if name != "head.weight"]
     assert carried(script, saved=cut.value.saved) == whole
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("cut_at", [4, 8, 14, None])
+@pytest.mark.parametrize("kind", ["thaws", "freezes", "turns over"])
+def test_weights_that_a_module_of_lightning_thaws_or_freezes_itself_are_so_after_a_resume(
+    lightning, carried, kind, cut_at
+):
+    class Module(lightning_module(lightning)):
+        def __init__(self):
+            super().__init__()
+            self.backbone = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
+            self.backbone.requires_grad_(kind != "thaws")
+
+        def on_train_epoch_start(self):
+            if kind == "turns over":
+                for weight in self.backbone.parameters():
+                    weight.requires_grad = not weight.requires_grad
+            elif self.current_epoch == 1:
+                self.backbone.requires_grad_(kind == "thaws")
+
+        def training_step(self, batch, index):
+            return super().training_step([self.backbone(batch[0])], index)
+
+    def script():
+        module = Module()
+        lightning_trainer_of(lightning).fit(module, DataLoader(numbers(12), 2, shuffle=True))
+        counts = [part.track_running_stats for part in module.modules() if isinstance(part, nn.BatchNorm1d)]
+        return {name: value.tolist() for name, value in module.state_dict().items()}, trained(module), counts
+
+    if cut_at:
+        whole, resumed = whole_and_resumed(carried, script, cut_at)
+    else:
+        whole = carried(script)
+        resumed = carried(script, saved=carried.finished)
+    assert resumed == whole and whole[1][2] == [True]
+
+
+def test_weights_that_another_strategy_of_lightning_names_otherwise_are_left_alone(lightning):
+    module = lightning_module(lightning)()
+    trainer = SimpleNamespace(lightning_module=module, callbacks=[])
+    lightning_callbacks.put_back(trainer, object, {"trained_weights": ["net._fsdp_wrapped_module.weight"]})
+    assert trained(module) == ["net.weight", "net.bias"]
