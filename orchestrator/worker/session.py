@@ -307,6 +307,10 @@ class Session(StepComputation):
         """`follow` for a loader of a class of its own, which is iterated by itself."""
         self._own_loop.add(loader, name)
 
+    def restore_random_states(self) -> None:
+        """Set the random states of the save now, and not at the first boundary: an epoch begins before it."""
+        self._loop.restore_random_states()
+
     def note_exactness(self, **facts: str) -> None:
         """Add to what `status` and `exactness` say of identical results, by topic."""
         self._state.exactness.update(**facts)

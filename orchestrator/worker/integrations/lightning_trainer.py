@@ -51,6 +51,8 @@ class LightningCarrier:
 
     Attributes:
         callback: what calls `begin_step`, among the Trainer's callbacks.
+        _is_rest: the epoch that begins is the rest of one, until its first step.
+        _extends: a finished training is extended: an epoch begins.
     """
 
     def __init__(self, trainer: Any, session: Session, root: str) -> None:
@@ -60,6 +62,7 @@ class LightningCarrier:
         self._without_folder = [item for item in trainer.callbacks if getattr(item, "dirpath", "") is None]
         self._loaders: list[TrainingLoader] = []
         self._is_running = self._is_set_up = False
+        self._is_rest = self._extends = False
         self._stepped: int | None = None
         self._reported: dict[str, Any] = {}
         """The newest reported tensor of each name: held, so that no other tensor gets its address."""
@@ -102,6 +105,12 @@ class LightningCarrier:
         if self.session.resumed:
             self._reported.update(getattr(trainer._logger_connector, "_callback_metrics", {}))  # by an earlier session
             self._stepped = loop.epoch_loop._batches_that_stepped
+            self._is_rest = loop.epoch_progress.current.ready > loop.epoch_progress.current.processed
+            if not self._is_rest and loop.epoch_loop.batch_progress.is_last_batch:
+                loop._restarting = loop.epoch_loop.restarting = (
+                    False  # where `max_steps` has ended it, Lightning restarts
+                )
+            self._extends = not self._is_rest and not loop.restarting
             loop.epoch_loop.batch_progress.is_last_batch = False  # of the batch that comes again
             # Where it was stopped before its last epoch, only what follows it in the script is left.
             trainer.should_stop = self.session.resumed.is_finished
@@ -117,9 +126,14 @@ class LightningCarrier:
             # Of loaders that are read together, one that was at its end before the others gives nothing more in this epoch.
             loader.is_over = is_longest and loader.epoch > trainer.current_epoch
             loader.is_open = True
+            if self._extends:
+                loader.begin_anew()
         self._is_set_up = True
         fetcher = loop._data_fetcher
-        iter(fetcher)
+        if self._extends and trainer.current_epoch:
+            loop._resuming_from_checkpoint = False  # the epoch that begins creates the iterators
+        else:
+            iter(fetcher)
         if fetcher.length is None and len(self._loaders) > 1:
             self.session.note_exactness(loop=READ_TOGETHER)
 
@@ -142,7 +156,9 @@ class LightningCarrier:
             begin: what Lightning does.
         """
         trainer = self._trainer
-        if self._stepped is None:
+        if not self._is_rest:
+            if self._extends:
+                self.session.restore_random_states()  # once
             begin()
             return
         call, module = import_module(f"{self._root}.trainer.call"), trainer.lightning_module
@@ -174,7 +190,8 @@ class LightningCarrier:
             # A restart counts the batch after which Lightning itself would have saved; kgorch saves before one.
             loop.epoch_loop._batches_that_stepped, self._stepped = self._stepped, None
             # The batch is counted again, and Lightning validates by this number where `check_val_every_n_epoch` is None.
-            loop.epoch_loop.batch_progress.total.ready -= 1
+            loop.epoch_loop.batch_progress.total.ready -= self._is_rest
+            self._is_rest = False
             # What remains of the epoch is no restart: Lightning before 2.5 steps a scheduler twice at the end of such an epoch.
             loop._restarting = False
         fetcher = loop._data_fetcher
@@ -185,6 +202,14 @@ class LightningCarrier:
         # Of a loader without a length a batch is read ahead.
         ahead = getattr(fetcher, "batches", None) if fetcher.length is None else None
         self.session.boundary(epoch=self._trainer.current_epoch, open_batches=None if ahead is None else 1 + len(ahead))
+
+    def end(self) -> None:
+        """The training is over. What extends it goes on in the epoch only where `max_steps` has ended it there."""
+        self.report()
+        loop = self._trainer.fit_loop
+        if self._trainer.max_steps == -1 or loop.epoch_loop.batch_progress.is_last_batch:
+            for loader in self._loaders:
+                loader.leave()
 
     def report(self) -> None:
         """Report what was logged since the last call, at the weights of this moment.
@@ -225,7 +250,7 @@ def _callback(root: str, carried: LightningCarrier) -> Any:
             carried.report()  # before the epoch's means take the place of its last batch's values
 
         def on_train_end(self, *_: Any) -> None:
-            carried.report()
+            carried.end()
 
     return LightningCallback()
 

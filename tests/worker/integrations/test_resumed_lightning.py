@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from kgorch.worker.integrations import lightning_callbacks
+from kgorch.worker.integrations.lightning_loader import TrainingLoader
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -568,3 +569,71 @@ def test_weights_that_another_strategy_of_lightning_names_otherwise_are_left_alo
     trainer = SimpleNamespace(lightning_module=module, callbacks=[])
     lightning_callbacks.put_back(trainer, object, {"trained_weights": ["net._fsdp_wrapped_module.weight"]})
     assert trained(module) == ["net.weight", "net.bias"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "kind", ["epochs", "steps", "BackboneFinetuning", "a loader without a length", "a validation", "an earlier kgorch"]
+)
+def test_an_extension_of_a_training_of_lightning_is_as_if_it_had_been_as_long(lightning, carried, kind, monkeypatch):
+    from lightning.pytorch.callbacks import BackboneFinetuning
+
+    class Module(lightning_module(lightning)):
+        def __init__(self):
+            super().__init__()
+            self.backbone, self.begun = nn.Linear(1, 1), []
+
+        def on_train_epoch_start(self):
+            self.begun.append(self.current_epoch)
+            torch.rand(1)
+            if kind != "BackboneFinetuning":
+                self.optimizers().param_groups[0]["lr"] = 0.1 / (1 + self.current_epoch)
+
+        def training_step(self, batch, index):
+            return super().training_step([self.backbone(batch[0])], index)
+
+        def validation_step(self, batch, index):
+            torch.rand(1)
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW((weight for weight in self.parameters() if weight.requires_grad), 0.1)
+
+    def script(epochs):
+        module, callbacks = Module(), [BackboneFinetuning(2)] if kind == "BackboneFinetuning" else []
+        length = {"max_epochs": -1, "max_steps": 6 * epochs} if kind == "steps" else {"max_epochs": epochs}
+        trainer = lightning_trainer_of(lightning, callbacks=callbacks, num_sanity_val_steps=0, **length)
+        loader = DataLoader(numbers(12), 2, shuffle=True, generator=torch.Generator().manual_seed(5))
+        if kind == "a loader without a length":
+            loader = DataLoader(Stream(), 2, collate_fn=lambda rows: [torch.cat(rows)])
+        trainer.fit(module, loader, DataLoader(numbers(2), 2) if kind == "a validation" else None)
+        return module.begun, weights_of(module), [group["lr"] for group in trainer.optimizers[0].param_groups]
+
+    steps, whole = carried(lambda: script(4))
+    with monkeypatch.context() as patch:
+        if kind == "an earlier kgorch":
+            patch.setattr(TrainingLoader, "leave", lambda _: None)
+        carried(lambda: script(2))
+    saved = carried.session.saved()
+    assert kind == "an earlier kgorch" or saved.manifest.position.epoch == 2
+    assert carried(lambda: script(4), saved=saved) == (24, ([2, 3], *whole[1:])) and steps == 24
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_validation_that_lightning_counts_over_epochs_comes_at_the_same_steps_of_an_extension(lightning, carried):
+    class Module(lightning_module(lightning)):
+        def __init__(self):
+            super().__init__()
+            self.validated = []
+
+        def validation_step(self, batch, index):
+            self.validated.append(self.trainer.global_step)
+
+    def script(epochs):
+        module = Module()
+        options = {"val_check_interval": 4, "check_val_every_n_epoch": None, "num_sanity_val_steps": 0}
+        trainer = lightning_trainer_of(lightning, max_epochs=epochs, **options)
+        trainer.fit(module, DataLoader(numbers(12), 2), DataLoader(numbers(2), 2))
+        return module.validated
+
+    carried(lambda: script(2))
+    assert carried(lambda: script(4), saved=carried.session.saved()) == (24, [16, 20, 24])
