@@ -8,6 +8,7 @@ StochasticWeightAveraging replaces the scheduler.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -38,6 +39,19 @@ def set_trained(module: nn.Module, names: Iterable[str]) -> list[nn.Module]:
                 weight.requires_grad_(id(weight) in trained)
                 changed.append(part)
     return changed
+
+
+def large_frozen_weights(module: nn.Module) -> set[str]:
+    """Names of the frozen weights but for the smallest ones, which have up to twice the bytes of the trained ones.
+
+    A hook may set a teacher, which is as large as the weights that it follows. The base of adapters is larger: a copy of it on
+    each rank may not fit into the memory.
+    """
+    weights = list(module.named_parameters(remove_duplicate=False))
+    most = 2 * sum(weight.nbytes for _, weight in weights if weight.requires_grad)
+    frozen = sorted((weight.nbytes, name) for name, weight in weights if not weight.requires_grad)
+    sums = itertools.accumulate(size for size, _ in frozen)
+    return {name for (_, name), size in zip(frozen, sums, strict=True) if size > most}
 
 
 def changing(owners: Iterable[Any], root: str) -> list[Any]:

@@ -170,7 +170,10 @@ class LightningCarrier:
         trained = lightning_callbacks.trained_weights(module)
         before = state_codec.capture(things)
         # Copies on the CPU: a second state may not fit on the device.
-        copies = {name: tensor.to("cpu", copy=True) for name, tensor in before.tensors.items()}
+        large = {f"model.{name}" for name in lightning_callbacks.large_frozen_weights(module)}
+        copies = {
+            name: tensor if name in large else tensor.to("cpu", copy=True) for name, tensor in before.tensors.items()
+        }
         begin()
         if getattr(trainer.fit_loop, "restarted_mid_epoch", False):
             call._call_callback_hooks(trainer, "on_train_epoch_start")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from small_trainings import Stream, lightning_module, lightning_trainer_of, numb
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from kgorch.worker.checkpoint import state_codec
 from kgorch.worker.integrations import lightning_callbacks
 from kgorch.worker.integrations.lightning_loader import TrainingLoader
 
@@ -637,3 +639,39 @@ def test_a_validation_that_lightning_counts_over_epochs_comes_at_the_same_steps_
 
     carried(lambda: script(2))
     assert carried(lambda: script(4), saved=carried.session.saved()) == (24, [16, 20, 24])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("cut_at", [3, 8])
+def test_the_base_of_adapters_is_not_copied_where_the_rest_of_an_epoch_of_lightning_begins(
+    lightning, carried, monkeypatch, cut_at
+):
+    class Module(lightning_module(lightning)):
+        """Its teacher is set at the beginning of each epoch, of the first one to the values that it has."""
+
+        def __init__(self):
+            super().__init__()
+            self.base = nn.Sequential(nn.Linear(1, 64), nn.Linear(64, 1)).requires_grad_(False)
+            self.teacher = copy.deepcopy(self.net).requires_grad_(False)
+
+        def on_train_epoch_start(self):
+            self.teacher.load_state_dict(self.net.state_dict())
+
+        def training_step(self, batch, index):
+            return super().training_step([self.base(batch[0]) + self.teacher(batch[0])], index)
+
+    def script():
+        module = Module()
+        lightning_trainer_of(lightning).fit(module, DataLoader(numbers(12), 2, shuffle=True))
+        return {name: value.tolist() for name, value in module.state_dict().items()}
+
+    copied, put_back = set(), state_codec.put_back
+
+    def watched(things, before, copies):
+        copied.update(name for name, tensor in copies.items() if tensor is not before.tensors[name])
+        put_back(things, before, copies)
+
+    monkeypatch.setattr(state_codec, "put_back", watched)
+    whole, resumed = whole_and_resumed(carried, script, cut_at)
+    assert resumed == whole
+    assert {"model.net.weight", "model.teacher.weight"} <= copied and "model.base.0.weight" not in copied
