@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+from types import SimpleNamespace
 
 import pytest
 import torch
 from cut_session import CutSession
 
 from kgorch.worker import session_end
-from kgorch.worker.integrations import carrier, lightning_trainer
+from kgorch.worker.integrations import accelerate_loop, carrier, lightning_trainer
 
 
 @pytest.fixture
@@ -67,6 +68,28 @@ def carried(monkeypatch):
         torch.manual_seed(3)
         returned = script()
         run.session = made[0]
+        return made[0].step, returned
+
+    return run
+
+
+@pytest.fixture
+def accelerated(monkeypatch):
+    """Runs a script around an Accelerator, cut at a step or as a continuation. Returns the session and what the script returns."""
+    library = pytest.importorskip("accelerate.accelerator")
+    monkeypatch.setattr(library.Accelerator, "prepare", library.Accelerator.prepare)
+    accelerate_loop.adapt(library)
+    monkeypatch.setattr(accelerate_loop, "worker", SimpleNamespace(launch=SimpleNamespace))
+
+    def run(script, cut_at=None, saved=None):
+        made = []
+        monkeypatch.setattr(
+            accelerate_loop, "Session", lambda *_, **__: made.append(CutSession(cut_at, saved)) or made[-1]
+        )
+        torch.manual_seed(3)
+        returned = script(library.Accelerator(cpu=True))
+        run.session = made[0]
+        session_end.end(None)
         return made[0].step, returned
 
     return run

@@ -3,47 +3,25 @@
 from __future__ import annotations
 
 import importlib
-from types import SimpleNamespace
 
 import pytest
 import torch
-from cut_session import Cut, CutSession
-from small_trainings import Stream, lightning_module, lightning_trainer_of, numbers, weights_of, whole_and_resumed
+from cut_session import Cut
+from small_trainings import (
+    Stream,
+    lightning_module,
+    lightning_trainer_of,
+    numbers,
+    train_batch,
+    weights_of,
+    whole_and_resumed,
+)  # fmt: skip
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from kgorch.worker import session_end
-from kgorch.worker.integrations import accelerate_loop, transformers_trainer
+from kgorch.worker.integrations import transformers_trainer
 
 pytestmark = pytest.mark.usefixtures("alone")
-
-
-@pytest.fixture
-def accelerated(monkeypatch):
-    """Runs a script around an Accelerator, cut at a step or as a continuation. Returns the session and what the script returns."""
-    library = pytest.importorskip("accelerate.accelerator")
-    monkeypatch.setattr(library.Accelerator, "prepare", library.Accelerator.prepare)
-    accelerate_loop.adapt(library)
-    monkeypatch.setattr(accelerate_loop, "worker", SimpleNamespace(launch=SimpleNamespace))
-
-    def run(script, cut_at=None, saved=None):
-        made = []
-        monkeypatch.setattr(
-            accelerate_loop, "Session", lambda *_, **__: made.append(CutSession(cut_at, saved)) or made[-1]
-        )
-        torch.manual_seed(3)
-        returned = script(library.Accelerator(cpu=True))
-        run.session = made[0]
-        session_end.end(None)
-        return made[0].step, returned
-
-    return run
-
-
-def train_batch(accelerator, model, optimizer, batch) -> None:
-    accelerator.backward(((model(batch[0] / 10) - 1) ** 2).mean())
-    optimizer.step()
-    optimizer.zero_grad()
 
 
 @pytest.mark.parametrize("order", ["model, optimizer and loader", "loader, model, optimizer", "all but the optimizer"])
