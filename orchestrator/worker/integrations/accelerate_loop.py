@@ -84,7 +84,7 @@ class AccelerateCarrier:
             self.loaders.append(loader)
             self.session.add_followed(loader, name)
             return loader
-        if isinstance(item, StepLoader):  # prepared before
+        if isinstance(item, StepLoader) or self._is_known(item):  # prepared before
             return item
         kinds = {nn.Module: "model", torch.optim.Optimizer: "optimizer"}
         word = next((word for cls, word in kinds.items() if isinstance(item, cls)), "other")
@@ -107,8 +107,7 @@ class AccelerateCarrier:
         """Restore the state, before the first batch of this session."""
         self.is_begun, accelerator = True, self._accelerator
         for item in (*accelerator._models, *accelerator._optimizers, *accelerator._schedulers):
-            if not self._is_known(item):
-                self.add(item)  # prepared before the first optimizer
+            self.add(item)  # where it was prepared before the first optimizer
         things = {
             name: carrier.trainable(item) if name.startswith("model") else item for name, item in self.things.items()
         }
