@@ -177,12 +177,17 @@ def name_package(error: BaseException) -> None:
 
 
 def explain_empty_epoch(error: BaseException) -> None:
-    """Add the cause to an error after `session.steps` of an epoch whose steps were all done before this session."""
-    if session_end.empty_epoch is not None and isinstance(error, NameError | ZeroDivisionError):
-        error.args = (
-            f"{error}; this session continues after the last step of epoch {session_end.empty_epoch + 1}, so session.steps() had no"
-            " step left in it: give what is used after the loop a value before it (docs/your-training.md)",
-        )
+    """Add the cause to an error after an epoch of `session.steps` or Accelerate whose steps were done before this session."""
+    if session_end.empty_epoch is None or not isinstance(error, NameError | ZeroDivisionError | StopIteration):
+        return
+    if isinstance(error, StopIteration):
+        advice = "take the batches by a `for` loop in each epoch, because one by next() finds none"
+    else:
+        advice = "give what is used after the loop a value before it"
+    error.args = (
+        f"{error}; this session continues after the last step of epoch {session_end.empty_epoch + 1}, so there was no step left"
+        f" in it: {advice} (docs/your-training.md)",
+    )
 
 
 def code_of(error: BaseException) -> RankError:

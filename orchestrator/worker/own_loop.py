@@ -111,8 +111,12 @@ class OwnLoop:
 
     def add(self, followed: FollowedLoader, name: str) -> None:
         """Keep the position of this loader, in place of one that had the name before."""
-        if (replaced := self._state.followed.get(name)) is not None:
-            replaced.at_boundary(is_first=False, open_batches=0)  # all that it has given is used
-            self._used -= replaced.samples_used
+        self.drop(name)
         self._state.followed[name] = followed
         self._loop.resume_followed()
+
+    def drop(self, name: str) -> None:
+        """Follow the loader of this name no longer, if there is one."""
+        if (dropped := self._state.followed.pop(name, None)) is not None:
+            dropped.at_boundary(is_first=False, open_batches=0)  # all that it has given is used
+            self._used -= dropped.samples_used

@@ -79,8 +79,11 @@ class Session(StepComputation):
         self._progress = ProgressLog(state.marker, state.events.send)
         self._loop = StepLoop(state, self._runner, self._paths, supervision, is_guest=is_guest)
         self._own_loop = own_loop = OwnLoop(state, self._loop)
+        self._check_end: Callable[[], None] = lambda: None
         session_end.opened(
-            lambda error: session_end.close(error, state, own_loop, supervision, leaves_group=not is_guest)
+            lambda error: session_end.close(
+                error, state, own_loop, supervision, leaves_group=not is_guest, check=self._check_end
+            )
         )
         if supervision:
             supervision.link.start()
@@ -310,6 +313,14 @@ class Session(StepComputation):
     def restore_random_states(self) -> None:
         """Set the random states of the save now, and not at the first boundary: an epoch begins before it."""
         self._loop.restore_random_states()
+
+    def drop_followed(self, name: str) -> None:
+        """Later checkpoints do not hold the loader of that name."""
+        self._own_loop.drop(name)
+
+    def at_end(self, check: Callable[[], None]) -> None:
+        """Call `check` where the script has ended without an error, before the last save: a KgorchError of it fails the session."""
+        self._check_end = check
 
     def note_exactness(self, **facts: str) -> None:
         """Add to what `status` and `exactness` say of identical results, by topic."""

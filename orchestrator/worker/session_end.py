@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from kgorch.errors import CannotRestore
+
 if TYPE_CHECKING:
     from kgorch.worker.own_loop import OwnLoop
     from kgorch.worker.session_state import SessionState
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 _end_of_session: Callable[[BaseException | None], None] | None = None
 
 empty_epoch: int | None = None
-"""Number from 0 of the running epoch, where an earlier session has done all of its steps and this one none."""
+"""Number from 0 of the newest epoch, where earlier sessions have done all of its steps and this one has none yet."""
 
 final_step: int | None = None
 """Step of the stage's final checkpoint, once it is on disk; entry.py puts it in the record of how this rank ended."""
@@ -75,6 +77,7 @@ def close(
     supervision: Supervision | None,
     *,
     leaves_group: bool,
+    check: Callable[[], None] = lambda: None,
 ) -> None:
     """Count the last step, save the final state of a stage that is done, and close the connections.
 
@@ -83,6 +86,7 @@ def close(
             raised, for the record of how this rank ended (entry.py).
         supervision: None when the script runs alone.
         leaves_group: no other library uses the process group afterwards.
+        check: see Session.at_end.
 
     Raises:
         See Session.end.
@@ -93,8 +97,9 @@ def close(
     finished = error is None or (isinstance(error, SystemExit) and error.code in (None, 0) and not over)
     if finished:
         try:
+            check()
             own_loop.close()
-        except SessionOver as stop:  # the wall came with the last step
+        except (SessionOver, CannotRestore) as stop:  # the wall came with the last step
             close(stop, state, own_loop, supervision, leaves_group=leaves_group)
             raise
     if supervision:

@@ -1,13 +1,14 @@
 """Loops that the script writes itself around Hugging Face's Accelerator.
 
-What `accelerator.prepare` has returned is tracked, and its loaders are followed. A step begins where the training loader is asked
-for a batch after an optimizer has stepped. The script begins with its first epoch also where the run continues: then the
-training loader is empty for the epochs that are done, the other loaders give one batch, and the state is restored before the
-first batch that is left. Where the training is over, the state is restored before the first batch of any loader, and the training
-loader stays empty. So what the script computes in those epochs does not count, and neither does what it keeps in plain
-variables.
+What `accelerator.prepare` has returned is tracked, and its loaders are followed. Iterations of them that begin within no other
+one are numbered for each loader; one in which an optimizer steps is a training epoch. A step begins where its loader is asked for a
+batch after an optimizer has stepped. The script begins with its first epoch also where the run continues: then training epochs
+before the iteration of the newest save are empty, other iterations give one batch, and the state is restored before the first batch
+of that one. Where the training is over, the state is restored before the first batch of any loader, and the training epochs are
+empty. So what the script computes in those epochs does not count, and neither does what it keeps in plain variables.
 
 A script may prepare a loader anew for each epoch: then each of them is a training loader, with the epochs that it has given itself.
+Those that are prepared within an epoch have no part in this: a resumed session does not prepare the ones of epochs that are done.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
 from kgorch import worker
+from kgorch.errors import CannotRestore
 from kgorch.worker import session_end
 from kgorch.worker.data.followed_loader import FollowedLoader
 from kgorch.worker.data.loader_fast_forward import LoaderFastForward
@@ -35,6 +38,14 @@ NOTE = "Accelerate: plain variables of the script begin anew in each session"
 SECOND_TRAINING = (
     "what was prepared after the first step, with a model or optimizer, is a second training and not saved"
 )
+
+WITHIN = "a loader that was prepared while another one was iterated begins anew in each session"
+
+TWICE = "an epoch whose loader is iterated once more before its first step is saved at its end alone"
+
+OUTSIDE = "steps that belong to no loop over a loader are saved at the next batch of one, and a resume takes those before it again"
+
+AGAIN = "a loader prepared after the first step, and iterated after newer ones, begins its order anew after a resume if it shuffles"
 
 NO_LADDER = "no memory ladder: the script does forward and backward itself"
 
@@ -49,22 +60,37 @@ class AccelerateCarrier:
     """What carries one script.
 
     Attributes:
-        drivers: names of the training loaders; empty until an optimizer has stepped. The last one is the newest.
+        outer: the loader of the iteration that runs within no other one.
+        trained: numbers of the iterations in which an optimizer has stepped, as ranges from 1, by the loader's name.
     """
 
     def __init__(self, accelerator: Any, session: Session) -> None:
         self._accelerator, self.session = accelerator, session
         self.things: dict[str, Any] = {}
         resumed = session.resumed
-        # Earlier versions knew one.
-        self.drivers: list[str] = resumed.get("drivers", [resumed["driver"]] if "driver" in resumed else [])
-        self.asked: str | None = resumed.get("asked")  # the loader before whose batch the newest step has begun
+        self.trained: dict[str, list[list[int]]] = resumed.get("trained", {})
+        self._counts: dict[str, int] = resumed.get("counts", {})  # iterations of the training loaders
+        self._saved_at: list[Any] | None = resumed.get("at")
+        """Name and number of the iteration whose batch the newest step begins with, and whether that iteration is over."""
+        self._at = self._saved_at
+        self._prepared = _Prepared(**resumed.get("prepared", {}))
         self.left_at: dict[str, int] = resumed.get("left_at", {})
         """Batch at which the script has left each epoch of a loader; 0 where it was not the same one."""
+        self._former: list[str] | None = None
+        """Training loaders by a checkpoint of an earlier version, which knew epochs that are done in place of iterations."""
+        if not self._at and (drivers := resumed.get("drivers", [resumed.get("driver")])) != [None]:
+            self._former, self._saved_at = drivers, [resumed.get("asked"), 0, False]
         self.is_begun = self._has_boundary = self._is_second = False
-        self.loaders: list[StepLoader] = []
-        self.iterated: list[StepLoader] = []  # in the order in which these iterations began
+        self.loaders: dict[str, StepLoader] = {}
+        self._number = self._within = 0  # of loaders that were prepared outside of all iterations, and within one
+        self._epochs = 0  # of all training loaders
+        self.outer: StepLoader | None = None
         session.note_exactness(loop=NOTE, memory=NO_LADDER)
+        global _hook
+        if _hook is not None:
+            _hook.remove()
+        _hook = register_optimizer_step_post_hook(lambda *_: self.after_step())
+        session.at_end(self._check_begun)
         carrier.note_version(session, "accelerate")
 
     def follow_earlier(self, items: tuple[Any, ...]) -> None:
@@ -72,18 +98,14 @@ class AccelerateCarrier:
         for number, loader in enumerate(self._accelerator._dataloaders):
             if not any(loader is item for item in items):
                 name = f"earlier{number}"
-                self.session.add_followed(_follow_in_place(loader, self, name), name)
+                followed = _follow_in_place(loader, self, name)
+                self._recall(followed)
+                self.session.add_followed(followed, name)
 
     def add(self, item: Any) -> Any:
         """What `prepare` has returned; a loader comes back as one that is followed."""
         if isinstance(item, DataLoader):
-            name = f"loader{len(self.loaders)}"
-            loader = StepLoader(
-                item, self, name, sum(one.iterations for one in self.loaders if one.name in self.drivers)
-            )
-            self.loaders.append(loader)
-            self.session.add_followed(loader, name)
-            return loader
+            return self._add_loader(item)
         if isinstance(item, StepLoader) or self._is_known(item):  # prepared before
             return item
         kinds = {nn.Module: "model", torch.optim.Optimizer: "optimizer"}
@@ -92,6 +114,33 @@ class AccelerateCarrier:
             number = sum(name.startswith(word) for name in self.things)
             self.things[f"{word}{number}"] = _inner(item)
         return item
+
+    def _add_loader(self, item: Any) -> StepLoader:
+        if self.outer is not None:
+            self._within += 1
+            return StepLoader(item, self, f"within{self._within}")
+        number, self._number = self._number, self._number + 1
+        loader = StepLoader(item, self, f"loader{number}", number, self._epochs)
+        self._recall(loader)
+        if self._prepared.has_forgotten(number) and not self.session.resumed.epoch_of(loader.name):
+            loader.is_forgotten = True
+        else:
+            self._follow(loader)
+        return loader
+
+    def _recall(self, loader: StepLoader) -> None:
+        """What a checkpoint of an earlier version holds of the loader."""
+        if self._former is None or self._saved_at is None:
+            return
+        done = max(0, self.session.resumed.epoch_of(loader.name) - loader.first_epoch)
+        if loader.name in self._former:
+            self.trained[loader.name] = [[1, done]]
+        if loader.name == self._saved_at[0]:
+            self._saved_at[1] = done + 1
+
+    def _follow(self, loader: StepLoader) -> None:
+        self.loaders[loader.name] = loader
+        self.session.add_followed(loader, loader.name)
 
     def add_later(self, items: tuple[Any, ...]) -> tuple[Any, ...]:
         """`add` for a call after the first step: only the loaders of the same training are followed."""
@@ -106,6 +155,7 @@ class AccelerateCarrier:
     def begin(self) -> None:
         """Restore the state, before the first batch of this session."""
         self.is_begun, accelerator = True, self._accelerator
+        session_end.empty_epoch = None
         for item in (*accelerator._models, *accelerator._optimizers, *accelerator._schedulers):
             self.add(item)  # where it was prepared before the first optimizer
         things = {
@@ -115,8 +165,10 @@ class AccelerateCarrier:
         scaler = getattr(self._accelerator, "scaler", None)
         self.session.track(**things, **custom, **({"scaler": scaler} if scaler is not None else {}))
 
-    def note_left(self, loader: StepLoader, batch: int) -> None:
-        """The script has left an epoch of the loader at this batch; 0 where it has read all of it."""
+    def note_left(self, loader: StepLoader, batch: int, number: int) -> None:
+        """The script has left this iteration of the loader at this batch; 0 where it has read all of it."""
+        if not self._is_trained(loader, number):
+            return
         known = self.left_at.get(loader.name)
         batch = batch if known in (None, batch) else 0
         if batch != known:
@@ -126,30 +178,165 @@ class AccelerateCarrier:
     def _is_known(self, item: Any) -> bool:
         return any(unwrapped(_inner(item)) is unwrapped(one) for one in self.things.values())
 
+    def enter(self, loader: StepLoader) -> int:
+        """An iteration begins. Returns its number for this loader; 0 where it is within another one."""
+        if self.outer is not None and (self.outer is not loader or self._is_trained(loader, loader.iterations)):
+            return 0
+        self.outer = loader  # in place of an iterator of the same loader that the script may still hold
+        loader.iterations += 1
+        if self.is_driver(loader):
+            self._epochs += 1
+            self._counts[loader.name] = loader.iterations
+            self.session.remember(counts=self._counts)
+        if loader.name.startswith("within"):
+            self.session.note_exactness(within=WITHIN)
+        return loader.iterations
+
+    def leave(self, loader: StepLoader, number: int) -> None:
+        """An iteration is over."""
+        if self.outer is loader and loader.iterations == number:
+            self.outer = None
+            if self._at and self._at[:2] == [loader.name, number]:
+                self._remember_at([loader.name, number, True])
+
+    def gives(self, loader: StepLoader, number: int) -> str:
+        """What an iteration gives: "nothing", "one" batch, "all" without its place, or what is left by its "place"."""
+        resumed, is_trained = self.session.resumed, self._is_trained(loader, number)
+        if resumed.is_finished:
+            if not self.is_begun:
+                self.begin()
+            is_further = self.is_driver(loader) and number > self._counts.get(loader.name, 0)
+            return "nothing" if is_trained or is_further else "all"
+        if not number and self.outer is loader:
+            return "all"
+        if not self.is_begun and (not self._saved_at or (number and self._begins(loader, number))):
+            self.begin()
+        elif is_trained:
+            return "nothing"
+        if self.is_begun and loader.is_forgotten:
+            loader.is_forgotten, loader.is_kept = False, True
+            self._follow(loader)
+            self.session.note_exactness(again=AGAIN)
+        return "place" if self.is_begun else "one"
+
+    def _begins(self, loader: StepLoader, number: int) -> bool:
+        """Whether the session goes on with this iteration."""
+        assert self._saved_at
+        name, saved, is_over = self._saved_at
+        if (name, saved) == (loader.name, number) and not is_over:
+            return True
+        # The next epoch, also where an evaluation at which it was cut does not come again.
+        is_next = self.is_driver(loader) and number > max((last for _, last in self._ranges(loader)), default=0)
+        return is_next and (is_over or name not in self.trained)
+
+    def is_driver(self, loader: StepLoader) -> bool:
+        """An optimizer has stepped in an iteration of this loader."""
+        return bool(self._ranges(loader))
+
+    def _ranges(self, loader: StepLoader) -> list[list[int]]:
+        return self.trained.get(loader.name) or ([[1, 1]] if self._prepared.was_driver(loader.number) else [])
+
+    def _is_trained(self, loader: StepLoader, number: int) -> bool:
+        return any(first <= number <= last for first, last in self._ranges(loader))
+
+    def after_step(self) -> None:
+        """An optimizer has stepped."""
+        loader = self.outer
+        if not session_end.is_open() or self._is_second or self.session.resumed.is_finished:
+            return
+        if loader is None:
+            if self.is_begun and not self.trained:
+                self.session.note_exactness(outside=OUTSIDE)
+            return
+        if not self.is_begun:
+            raise CannotRestore(
+                f"the script trains with {loader.name}, which the checkpoint does not know as a training loader",
+                next_step="prepare the loaders in the same order as in the sessions before",
+            )
+        number, is_new = loader.iterations, not self.is_driver(loader)
+        ranges = self.trained.setdefault(loader.name, self._ranges(loader))
+        if self._is_trained(loader, number):
+            return
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+        if is_new:
+            self._epochs += number
+            self._counts[loader.name] = number
+            if loader.number is not None:
+                self._forget(self._prepared.next_driver(loader.number, self._number))
+        self.session.remember(trained=self.trained, counts=self._counts)
+
+    def _forget(self, last: int) -> None:
+        """Of loaders for one epoch that are over, only the training ones stay known. Args: last: number of the newest of them."""
+        for name, loader in list(self.loaders.items()):
+            if not self._prepared.first <= (loader.number or 0) <= last or not loader.is_over:
+                continue
+            del self.loaders[name]
+            self.session.drop_followed(name)
+            loader.is_forgotten = True
+            self.left_at.pop(name, None)
+            self._counts.pop(name, None)
+            if self.trained.pop(name, None):
+                self._prepared.drivers |= 1 << (loader.number or 0)
+        self._prepared.last = max(self._prepared.last, last)
+        self.session.remember(left_at=self.left_at, prepared=self._prepared.plain)
+
+    def _remember_at(self, at: list[Any]) -> None:
+        if self._at != at:
+            self._at = at
+            self.session.remember(at=at)
+
     def before_batch(self, asked: StepLoader) -> None:
         """A loader is asked for a batch."""
-        if self.session.resumed.is_finished:  # an evaluation after the training
-            return
-        if self._has_boundary and not self.session.is_step_done:
-            return
-        drivers = [loader for loader in self.iterated if loader.name in self.drivers]
-        if self._has_boundary and not drivers:
-            # Not the one that is asked: that may be an evaluation within the epoch. Of two that are read together, it is the first.
-            giving = [asked] if self.drivers else [*self.iterated, asked]
-            if drivers := [loader for loader in giving if loader.has_given][:1]:
-                self.drivers.append(drivers[0].name)
-            elif not self.drivers:
-                self.drivers.append(asked.name)
-            self.session.remember(drivers=self.drivers)
-        if drivers and asked is not drivers[0]:
+        if asked is not self.outer or (self._has_boundary and not self.session.is_step_done):
             return  # within a step of the training loader: a resume goes on with its next batch
         self._has_boundary = True
-        if self.asked != asked.name:
-            self.asked = asked.name
-            self.session.remember(asked=asked.name)
+        self._remember_at([asked.name, asked.iterations, False])
         # Of a loader for each epoch, the first one that is followed is in its only epoch for good.
-        epochs = [loader.epoch for loader in self.loaders if loader.name in self.drivers]
+        epochs = [loader.epoch for loader in self.loaders.values() if self.is_driver(loader)]
         self.session.boundary(open_batches=0, epoch=max(epochs) if len(epochs) > 1 else None)
+
+    def _check_begun(self) -> None:
+        resumed = self.session.resumed
+        if resumed and not resumed.is_finished and not self.is_begun:
+            raise CannotRestore(
+                f"the script has ended before its place at step {resumed.step}: nothing was restored",
+                "it has fewer epochs, or its loaders are prepared in another order",
+                next_step="let it train as in the sessions before, or begin a new run with `kgorch start PLAN --fresh`",
+            )
+
+
+class _Prepared:
+    """Which of the loaders for single epochs were forgotten, in a form that stays small.
+
+    Attributes:
+        first: number of the first loader that was prepared after the first step; -1 before that step.
+        last: up to this number they were forgotten, but for those that were iterated again.
+        newest: number of the training loader that was found last.
+        drivers: those of them that were training loaders, as bits.
+    """
+
+    def __init__(self, first: int = -1, last: int = -1, newest: int = -1, drivers: str = "0") -> None:
+        self.first, self.last, self.newest, self.drivers = first, last, newest, int(drivers, 16)
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        return {"first": self.first, "last": self.last, "newest": self.newest, "drivers": f"{self.drivers:x}"}
+
+    def has_forgotten(self, number: int) -> bool:
+        return self.first >= 0 and self.first <= number <= self.last
+
+    def was_driver(self, number: int | None) -> bool:
+        return number is not None and bool(self.drivers >> number & 1)
+
+    def next_driver(self, number: int, prepared: int) -> int:
+        """A training loader was found. Returns: the number of the one before. Args: prepared: loaders until now."""
+        if self.first < 0:
+            self.first = prepared
+        before, self.newest = self.newest, number
+        return before
 
 
 class StepLoader(FollowedLoader):
@@ -160,55 +347,62 @@ class StepLoader(FollowedLoader):
 
     Attributes:
         name: in the checkpoint.
-        iterations: how often the script has iterated it.
+        number: of those that were prepared outside of all iterations; None for others.
+        iterations: how often the script has iterated it, within no other iteration.
+        is_forgotten: it was over, and checkpoints do not hold it any more.
+        is_kept: it was iterated again after that, so it is not forgotten twice.
     """
 
-    def __init__(self, loader: Iterable[Any], carried: AccelerateCarrier, name: str, first_epoch: int = 0) -> None:
+    def __init__(
+        self, loader: Iterable[Any], carried: AccelerateCarrier, name: str, number: int | None = None, first_epoch: int = 0
+    ) -> None:  # fmt: skip
         super().__init__(loader, carried.session.world_size, carried.session.device)
-        self._carrier, self.name, self._first_epoch = carried, name, first_epoch
-        self.iterations = 0
+        self._carrier, self.name, self.number, self.first_epoch = carried, name, number, first_epoch
+        self.iterations = self._active = 0
+        self.is_forgotten = self.is_kept = False
         self.start_at(first_epoch, 0)
 
     def before_batch(self) -> None:
         self._carrier.before_batch(self)
 
     @property
-    def has_given(self) -> bool:
-        """The running iteration has given a batch."""
-        return self._given > 0
+    def is_over(self) -> bool:
+        """It was iterated once at most, and is not now."""
+        return self.iterations <= 1 and not self._active and not self.is_kept
 
     def __iter__(self) -> Iterator[Any]:
+        """What it gives is decided at the first batch: the script may have made the iterator long before."""
         carried = self._carrier
-        is_driver = self.name in carried.drivers
-        if carried.session.resumed.is_finished:
-            if not carried.is_begun:
-                carried.begin()
-            return iter(()) if is_driver else iter(self._loader)
-        self.iterations += 1
-        is_done = self.iterations <= self._saved_epochs
-        if is_driver and is_done:
-            return iter(())
-        if carried.drivers and not carried.is_begun and (is_done or not (is_driver or self.name == carried.asked)):
-            return itertools.islice(iter(self._loader), 1)
-        if not carried.is_begun:
-            carried.begin()
-        return self._registered(super().__iter__())
-
-    def _registered(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The same batches; the carrier knows how long they are iterated, and where the script leaves them."""
-        self._carrier.iterated.append(self)
-        running, is_whole = None, not self.next_batch
+        number = carried.enter(self)
+        self._active += 1
         try:
-            for batch in itertools.islice(batches, self._rest()):
+            what = carried.gives(self, number)
+            if what == "place":
+                yield from self._followed(number)
+            elif what == "nothing":
+                session_end.empty_epoch = number - 1
+            else:
+                yield from itertools.islice(self._loader, 1 if what == "one" else None)
+        finally:
+            self._active -= 1
+            carried.leave(self, number)
+
+    def _followed(self, number: int) -> Iterator[Any]:
+        """The batches from its place on. The carrier knows where the script leaves them."""
+        running, is_whole, session = None, not self.next_batch, self._carrier.session
+        is_within, step = self.name.startswith("within"), session.step
+        try:
+            for batch in itertools.islice(super().__iter__(), self._rest()):
+                if number and number != self.iterations:
+                    session.note_exactness(twice=TWICE)
+                if is_within and session.step != step:
+                    session.note_exactness(within=WITHIN)
                 running = self.running
                 yield batch
         except GeneratorExit:
-            self._leave(running, is_whole=is_whole)
+            self._leave(running, number if is_whole else 0)
             raise
-        else:
-            self._leave(running, is_whole=is_whole)
-        finally:
-            self._carrier.iterated.remove(self)
+        self._leave(running, number if is_whole else 0)
 
     def _rest(self) -> int | None:
         """Batches of an epoch that continues, where the script has left every epoch before it at one batch; None for all.
@@ -220,23 +414,21 @@ class StepLoader(FollowedLoader):
         left_at = self._carrier.left_at.get(self.name, 0)
         return left_at - self.next_batch if 0 < self.next_batch < left_at else None
 
-    def _leave(self, running: LoaderFastForward | None, *, is_whole: bool) -> None:
+    def _leave(self, running: LoaderFastForward | None, whole: int) -> None:
         """The epoch is over. A loop that leaves it before its end goes on with the next one, also after a resume.
 
         Args:
-            is_whole: it was no rest of one, where a count of the script's own begins anew.
+            whole: number of the iteration; 0 for the rest of one, where a count of the script's own begins anew.
         """
         batch = 0
         if running is not None and running is self.running and not running.is_over:
             batch = running.batches_used + running.back
             self._end()
-        if is_whole:
-            self._carrier.note_left(self, batch)
+        self._carrier.note_left(self, batch, whole)
 
-    @property
-    def _saved_epochs(self) -> int:
-        """Epochs of this loader that earlier sessions have done."""
-        return self._carrier.session.resumed.epoch_of(self.name) - self._first_epoch
+
+_hook: Any = None
+"""That of the newest carrier."""
 
 
 def _inner(item: Any) -> Any:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
+from cut_session import Cut
 from small_trainings import numbers, train_batch, weights_of, whole_and_resumed
 from torch import nn
 from torch.utils.data import DataLoader
+
+from kgorch.errors import CannotRestore
+from kgorch.worker import entry, session_end
+from kgorch.worker.checkpoint.resumed_state import RememberedValues
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -17,6 +24,46 @@ def samples(batch) -> list[int]:
 
 def shuffled(count: int = 12) -> DataLoader:
     return DataLoader(numbers(count), 2, shuffle=True)
+
+
+@pytest.mark.parametrize("cut_at", [1, 3, 6, 7, 8, 14])
+@pytest.mark.parametrize("before_the_step", [False, True])
+def test_loaders_that_are_prepared_within_an_epoch_change_no_name(accelerated, before_the_step, cut_at):
+    def script(accelerator):
+        model, seen = nn.Linear(1, 1), []
+        model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 0.1))
+        for _ in range(3):
+            loader = accelerator.prepare(shuffled())
+            for batch in loader:
+                seen.append(samples(batch))
+                if before_the_step:
+                    len(list(accelerator.prepare(shuffled(4))))
+                train_batch(accelerator, model, optimizer, batch)
+                if not before_the_step:
+                    len(list(accelerator.prepare(shuffled(4))))
+        return seen, weights_of(model)
+
+    (steps, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
+    assert steps == 18 and resumed == (whole[0][cut_at:], whole[1])
+    assert accelerated(script, saved=accelerated.session.saved(is_final=True)) == (18, ([], whole[1]))
+
+
+@pytest.mark.parametrize("kind", ["fewer epochs", "another training loader"])
+def test_a_script_that_trains_with_nothing_of_the_checkpoint_fails(accelerated, kind):
+    def script(accelerator, epochs=3, others=0):
+        model = nn.Linear(1, 1)
+        model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 0.1))
+        for _ in range(others):
+            accelerator.prepare(shuffled())
+        for _ in range(epochs):
+            for batch in accelerator.prepare(shuffled()):
+                train_batch(accelerator, model, optimizer, batch)
+
+    with pytest.raises(Cut) as cut:
+        accelerated(script, 14)
+    given = {"epochs": 1} if kind == "fewer epochs" else {"others": 20}
+    with pytest.raises(CannotRestore):
+        accelerated(lambda accelerator: script(accelerator, **given), saved=cut.value.saved)
 
 
 @pytest.mark.parametrize("cut_at", [5, 6, 8, 14])
@@ -35,3 +82,252 @@ def test_a_model_that_is_prepared_again_in_each_epoch_is_the_same_one(accelerate
 
     (steps, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
     assert steps == 18 and resumed == (whole[0][cut_at:], *whole[1:])
+
+
+@pytest.mark.parametrize("cut_at", [1, 2, 3, 8, 12, 14])
+def test_an_iterator_that_is_made_before_the_loop_goes_on_at_its_batch(accelerated, cut_at):
+    """As the unlabelled data of FixMatch, which begin anew when they are over."""
+
+    def script(accelerator):
+        model, seen = nn.Linear(1, 1), []
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+        model, optimizer, train, more = accelerator.prepare(model, optimizer, shuffled(), shuffled(8))
+        further = iter(more)
+        for _ in range(3):
+            for batch in train:
+                try:
+                    other = next(further)
+                except StopIteration:
+                    further = iter(more)
+                    other = next(further)
+                seen.append((samples(batch), samples(other)))
+                train_batch(accelerator, model, optimizer, [batch[0] + other[0] + torch.rand(1)])
+        return seen, weights_of(model)
+
+    (steps, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
+    assert steps == 18 and resumed == (whole[0][cut_at:], whole[1])
+
+
+@pytest.mark.parametrize("cut_at", [1, 4, 6, 8, 14, None])
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_look_at_a_batch_of_the_training_loader_is_no_epoch_of_it(accelerated, is_held, cut_at):
+    def script(accelerator):
+        model, seen, looks = nn.Linear(1, 1), [], []
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+        model, optimizer, train = accelerator.prepare(model, optimizer, shuffled())
+        for _ in range(3):
+            batches = iter(train)
+            looks.append(len(next(batches)))
+            if not is_held:
+                del batches
+            for batch in train:
+                seen.append(samples(batch))
+                train_batch(accelerator, model, optimizer, batch)
+        looks.append(len(next(iter(train))))
+        return looks, seen, weights_of(model)
+
+    if cut_at is None:
+        steps, whole = accelerated(script)
+        assert accelerated(script, saved=accelerated.session.saved(is_final=True)) == (18, (whole[0], [], whole[2]))
+        return
+    (steps, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
+    assert steps == 18 and resumed == (whole[0], whole[1][cut_at:], whole[2])
+
+
+def test_a_loop_over_next_fails_where_its_epochs_are_done_and_says_why(accelerated, monkeypatch):
+    def script(accelerator):
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+        model, optimizer, train = accelerator.prepare(model, optimizer, shuffled())
+        batches = iter(train)
+        for _ in range(18):
+            try:
+                batch = next(batches)
+            except StopIteration:
+                batches = iter(train)
+                batch = next(batches)
+            train_batch(accelerator, model, optimizer, batch)
+
+    monkeypatch.setattr(session_end, "empty_epoch", None)
+    with pytest.raises(Cut) as cut:
+        accelerated(script, 14)
+    with pytest.raises(StopIteration) as stopped:
+        accelerated(script, saved=cut.value.saved)
+    entry.explain_empty_epoch(stopped.value)
+    assert "take the batches by a `for` loop" in str(stopped.value)
+
+
+@pytest.mark.parametrize("cut_at", [2, 3])
+def test_steps_outside_of_every_loop_are_taken_again_until_the_cut(accelerated, cut_at):
+    def script(accelerator):
+        model, seen = nn.Linear(1, 1), []
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+        model, optimizer, train = accelerator.prepare(model, optimizer, shuffled())
+        for _ in range(6):
+            batch = next(iter(train))
+            seen.append(samples(batch))
+            train_batch(accelerator, model, optimizer, batch)
+        return seen[cut_at:], weights_of(model)
+
+    whole, resumed = whole_and_resumed(accelerated, script, cut_at)
+    assert resumed == whole and whole[0] == 6
+    assert "belong to no loop" in accelerated.session.exactness["outside"]
+
+
+@pytest.mark.parametrize("cut_at", [1, 2])
+def test_an_epoch_that_is_looked_at_before_its_first_step_is_saved_at_its_end(accelerated, cut_at):
+    def script(accelerator):
+        model, seen = nn.Linear(1, 1), []
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+        model, optimizer, train = accelerator.prepare(model, optimizer, shuffled())
+        for _ in range(3):
+            for number, batch in enumerate(train):
+                seen.append(samples(batch))
+                if number == 0:
+                    next(iter(train))
+                train_batch(accelerator, model, optimizer, batch)
+        return seen, weights_of(model)
+
+    (steps, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
+    assert steps == 3 and resumed[1] == whole[1] and resumed[0][cut_at:] == whole[0][6 * cut_at :]
+    assert "at its end alone" in accelerated.session.exactness["twice"]
+
+
+@pytest.mark.parametrize("cut_at", [1, 8])
+def test_a_loader_that_is_prepared_within_an_epoch_and_read_over_steps_is_said_to_begin_anew(accelerated, cut_at):
+    def script(accelerator):
+        model, further = nn.Linear(1, 1), None
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+        model, optimizer, train = accelerator.prepare(model, optimizer, shuffled())
+        for _ in range(3):
+            for batch in train:
+                further = further or iter(accelerator.prepare(shuffled(80)))
+                train_batch(accelerator, model, optimizer, [batch[0] + next(further)[0]])
+
+    whole, resumed = whole_and_resumed(accelerated, script, cut_at)
+    assert whole == resumed == (18, None)
+    assert "begins anew" in accelerated.session.exactness["within"]
+
+
+def test_a_stage_that_is_trained_longer_goes_on_with_its_next_epoch(accelerated):
+    def script(accelerator, epochs=3):
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+        model, optimizer, train = accelerator.prepare(model, optimizer, shuffled())
+        for _ in range(epochs):
+            for batch in train:
+                train_batch(accelerator, model, optimizer, batch)
+        return weights_of(model)
+
+    longer = accelerated(lambda accelerator: script(accelerator, 5))
+    accelerated(script)
+    ended = accelerated.session.saved()  # not as the final one: with `--extend` it is none
+    assert accelerated(lambda accelerator: script(accelerator, 5), saved=ended) == longer and longer[0] == 30
+
+
+@pytest.mark.parametrize("cut_at", [4, 6, 8, 10])
+def test_an_evaluation_at_the_cut_is_done_whose_loader_also_evaluates_within_epochs(accelerated, cut_at):
+    def script(accelerator):
+        model, seen = nn.Linear(1, 1), []
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+        model, optimizer, train, other = accelerator.prepare(model, optimizer, shuffled(), shuffled(6))
+        for _ in range(3):
+            for number, batch in enumerate(train):
+                train_batch(accelerator, model, optimizer, batch)
+                if number % 2 == 0:
+                    seen.append([model(batch[0]).sum().item() for batch in other])
+                if number == 3:
+                    break
+            seen.append([model(batch[0]).sum().item() for batch in other])
+        return seen, weights_of(model)
+
+    (steps, (results, weights)), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
+    left = {4: 7, 6: 5, 8: 4, 10: 2}[cut_at]  # evaluations after the cut; those before it have one batch
+    assert steps == 12 and len(results) == 9
+    assert resumed[0][-left:] == results[-left:] and resumed[1] == weights
+    assert all(len(batches) == 1 for batches in resumed[0][:-left])
+
+
+def former(saved, epochs: int, **remembered):
+    """A checkpoint of version 0.1 with loaders for each epoch. `epochs`: those that are done."""
+    kept = RememberedValues()
+    kept.update(remembered)
+    for epoch in range(epochs):
+        saved._own["loaders"].setdefault(f"loader{epoch}", {"epoch": epoch + 1, "batches": 0})
+    saved._own["remembered"] = kept.values
+    return saved
+
+
+@pytest.mark.parametrize("cut_at", [4, 6, 8, 14])
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_checkpoint_that_names_the_training_loaders_alone_is_continued(accelerated, anew, cut_at):
+    def script(accelerator):
+        model, train, seen = nn.Linear(1, 1), shuffled(), []
+        model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 0.1))
+        if not anew:
+            train, other = accelerator.prepare(train, shuffled(4))
+        for _ in range(3):
+            for batch in accelerator.prepare(shuffled()) if anew else train:
+                seen.append(samples(batch))
+                train_batch(accelerator, model, optimizer, batch)
+            if not anew:
+                len(list(other))
+        return seen, weights_of(model)
+
+    _, whole = accelerated(script)
+    with pytest.raises(Cut) as cut:
+        accelerated(script, cut_at)
+    running = (cut_at - 1) // 6 if anew else 0  # at an epoch's end its loader is asked once more
+    names = [f"loader{epoch}" for epoch in range(running + 1)]
+    saved = former(cut.value.saved, running, drivers=names, asked=names[-1], left_at={})
+    assert accelerated(script, saved=saved) == (18, (whole[0][cut_at:], whole[1]))
+
+
+@pytest.mark.parametrize("cut_at", [3, 5, 7, 9, 11, 13])
+def test_loaders_that_were_forgotten_and_come_again_go_on_at_their_place(accelerated, cut_at):
+    def script(accelerator):
+        model, seen = nn.Linear(1, 1), []
+        model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 0.1))
+        loaders = [accelerator.prepare(DataLoader(numbers(4), 2))]
+        for phase in range(7):
+            for batch in loaders[-1 - phase % 2 if phase else 0]:
+                seen.append(samples(batch))
+                train_batch(accelerator, model, optimizer, batch)
+            if not phase:
+                loaders = [accelerator.prepare(DataLoader(numbers(count), 2)) for count in (4, 4, 4)]
+        return seen, weights_of(model)
+
+    (steps, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
+    assert steps == 14 and resumed == (whole[0][cut_at:], whole[1])
+    accelerated(script)
+    assert "begins its order anew" in accelerated.session.exactness["again"]
+
+
+def test_checkpoints_do_not_grow_with_the_loaders_that_are_prepared_for_each_epoch(accelerated):
+    def script(accelerator):
+        model, seen = nn.Linear(1, 1), []
+        model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 0.1))
+        for _ in range(40):
+            train, other = accelerator.prepare(shuffled(4), shuffled(4))
+            for batch in train:
+                seen.append(samples(batch))
+                train_batch(accelerator, model, optimizer, batch)
+            seen.append([samples(batch) for batch in other])
+        return seen, weights_of(model)
+
+    def size(saved) -> int:
+        own = saved.own(0)
+        return len(json.dumps([own["loaders"], own["remembered"]]))
+
+    sizes, cuts = [], [6, 70]
+    whole = accelerated(script)
+    for cut_at in cuts:
+        with pytest.raises(Cut) as cut:
+            accelerated(script, cut_at)
+        sizes.append(size(cut.value.saved))
+        steps, (seen, weights) = accelerated(script, saved=cut.value.saved)
+        assert steps == 80 and weights == whole[1][1] and whole[1][0][-len(seen[-12:]) :] == seen[-12:]
+    with pytest.raises(Cut) as again:
+        accelerated(script, 75, saved=cut.value.saved)
+    assert size(again.value.saved) < sizes[0] * 1.2 and sizes[1] < sizes[0] * 1.2
+    assert accelerated(script, saved=again.value.saved)[1][1] == whole[1][1]
