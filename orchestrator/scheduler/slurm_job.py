@@ -48,6 +48,10 @@ A restart or a failover of a controller takes minutes. Meanwhile nobody ends thi
 that; once it is back, it leaves a job KillWait (30 s by default) after its SIGTERM, which is enough for several questions.
 """
 
+LATER_S = 10.0
+"""Seconds until what follows is decided again where another supervisor would fail at once. Less than KillWait: a job that its time
+limit ends meanwhile is still requeued."""
+
 IGNORING = ("/bin/sh", "-c", "trap '' USR1 USR2; exec \"$@\"", "sh")
 """Starts a program that ignores these signals until it has handlers for them: by default they would end it."""
 
@@ -69,8 +73,15 @@ def run_sessions(engine: Engine, run: RunInfo, environ: Mapping[str, str] = os.e
     if restarts and _was_stopped(engine, run, job):
         say(f"{run.name} was stopped by the user, and job {job} does not continue it; next: kgorch slurm submit PLAN")
         return int(ExitCode.SUSPENDED)
+    former = _last_reason(engine, run)
     row = _enter(engine, run, job, restarts, environ.get("SLURMD_NODENAME", ""))
-    return _JobProcess(engine, run, row).run()
+    return _JobProcess(engine, run, row, former).run()
+
+
+def _last_reason(engine: Engine, run: RunInfo) -> tuple[int, Reason]:
+    """Number of the run's newest session, and what ends or has ended it."""
+    last = sessions.last(engine, run.id)
+    return (last.number, last.reason) if last else (0, Reason.NONE)
 
 
 def _was_stopped(engine: Engine, run: RunInfo, job: str) -> bool:
@@ -115,10 +126,16 @@ def _enter(engine: Engine, run: RunInfo, job: str, restarts: int, node: str) -> 
 
 
 class _JobProcess:
-    """See the head of this file."""
+    """See the head of this file.
 
-    def __init__(self, engine: Engine, run: RunInfo, row: SlurmJobInfo) -> None:
-        self._engine, self._run, self._row = engine, run, row
+    Args:
+        former: of `_last_reason`, when the process began: a user may have submitted the job to continue what was stopped.
+    """
+
+    def __init__(
+        self, engine: Engine, run: RunInfo, row: SlurmJobInfo, former: tuple[int, Reason] = (0, Reason.NONE)
+    ) -> None:
+        self._engine, self._run, self._row, self._former = engine, run, row, former
         self._child: subprocess.Popen[bytes] | None = None
         self._stop = threading.Event()
         self._is_requeue_noted = False
@@ -138,7 +155,8 @@ class _JobProcess:
         while True:
             if self._stop.is_set():  # before anything was started
                 return self._conclude(Step(Follow.NOTHING, "stopped by the user"), int(ExitCode.SUSPENDED), None)
-            code, supervisors = self._run_session(), supervisors + 1
+            code = self._run_session()
+            supervisors += code != chain.FINISHED
             if (job_code := self.after_session(code, supervisors)) is not None:
                 return job_code
 
@@ -147,16 +165,23 @@ class _JobProcess:
 
         Returns: the exit code of the job; None where another supervisor follows in it.
         """
-        end, until_s = self._session_end(code, supervisors), time.monotonic() + CONTROLLER_AWAY_S
+        until_s, has_waited = time.monotonic() + CONTROLLER_AWAY_S, False
+        end = self._session_end(code, supervisors)
         while True:
             view, trouble = self._look()
             event = job_event(view, self._row.restarts)
             step = chain.next_step(
                 replace(end, is_stop_requested=self._is_stop_requested()), event, chains=self._row.requeue
             )
+            if step.follow is Follow.SUPERVISOR and has_waited:
+                return None
             say(f"the session ended with {code}, the job is {event.value}; {_FOLLOWS[step.follow]}: {step.why}")
             if step.follow is Follow.SUPERVISOR:
-                return None
+                if not step.is_later:
+                    return None
+                time.sleep(LATER_S)
+                has_waited = True
+                continue
             try:
                 if trouble and step.follow is not Follow.NOTHING:
                     raise trouble
@@ -243,14 +268,17 @@ class _JobProcess:
 
     def _session_end(self, code: int, supervisors: int) -> SessionEnd:
         try:
-            last = sessions.last(self._engine, self._run.id)
+            newest = _last_reason(self._engine, self._run)
+            found = runs.by_id(self._engine, self._run.id)
             waits = queue.pending_resume(self._engine, self._run.id)
         except SQLAlchemyError as error:  # what follows then depends on Slurm and the exit code alone
             say(f"the database cannot be read: {_cause(error)}")
-            last = waits = None
+            newest, found, waits = (0, Reason.NONE), None, None
+        is_own = newest != self._former or code in (chain.SUSPENDED, chain.QUOTA_SPENT)
         return SessionEnd(
             code,
-            last.reason if last else Reason.NONE,
+            newest[1] if is_own else Reason.NONE,
+            is_active=found is not None and found.state == RunState.ACTIVE,
             supervisors=supervisors,
             fruitless=waits.failed_starts if waits else 0,
             resume_at=waits.due_at if waits else None,

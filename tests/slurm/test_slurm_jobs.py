@@ -12,9 +12,11 @@ import signal
 import sqlite3
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
-from harness import wait_until
+from fleet_machines import TestFleet
+from harness import Kgorch, wait_until
 from sqlalchemy import Engine
 
 from kgorch.admission import live_requests, removal
@@ -105,9 +107,14 @@ def ended(engine, run, monkeypatch):
     """What a job's process does after a session at a wall; nothing is waited for longer than a second."""
     monkeypatch.setattr(slurm_job, "CONTROLLER_AWAY_S", 1.0)
     monkeypatch.setattr(slurm_job, "CONTROLLER_POLL_S", 0.05)
+    monkeypatch.setattr(slurm_job, "LATER_S", 0.05)
     monkeypatch.setattr(slurm_job, "notify_of_failure", lambda run_id: None)
     row = slurm_jobs.save(engine, job_of(engine, run).id, state=JobState.RUNNING, restarts=2)
-    return lambda: slurm_job._JobProcess(engine, run, row).after_session(int(ExitCode.SUSPENDED), 1)
+
+    def after_session(code: int = int(ExitCode.SUSPENDED), *former: Any) -> int | None:
+        return slurm_job._JobProcess(engine, run, row, *former).after_session(code, 1)
+
+    return after_session
 
 
 def twice_away(tmp_path: Path, then: str, state: str) -> str:
@@ -217,9 +224,11 @@ def test_a_database_that_stays_away_is_given_up_and_fails_no_run_that_has_ended(
     answers(scontrol=NO_REQUEUE)
     with locked(engine):
         assert ended() == ExitCode.FAILED
-        row = slurm_jobs.newest(engine, run.id)
-        assert slurm_job._JobProcess(engine, run, row).after_session(int(ExitCode.DONE), 1) == ExitCode.DONE
     assert runs.by_id(engine, run.id).state == RunState.ACTIVE
+    runs.set_state(engine, run.id, RunState.FINISHED)
+    with locked(engine):
+        assert ended(int(ExitCode.DONE)) == ExitCode.DONE
+    assert runs.by_id(engine, run.id).state == RunState.FINISHED
 
 
 def test_a_job_that_starts_while_the_databases_server_is_away_waits_for_it(postgres, tmp_path, monkeypatch, capfd):
@@ -428,6 +437,37 @@ def test_the_fields_of_a_job_are_those_that_were_promised(answers, engine, run):
     found = json.loads(json.dumps(run_view.of_run(engine, run)["slurm"]))
     shape = {name: "null" if value is None else type(value).__name__ for name, value in sorted(found.items())}
     assert shape == json.loads(PROMISE.read_text()), "a new field is written into tests/promises and docs/json.md"
+
+
+def test_a_job_whose_node_died_waits_for_the_lease_of_its_session_and_finishes_the_run(answers, postgres, tmp_path):
+    """Of two machines that share a state folder: Slurm starts the job on the second one before the first one's lease is over."""
+    answers(scontrol=RUNNING.replace("Restarts=2", "Restarts=1"))
+    fleet = TestFleet(postgres, postgres.new_database(), tmp_path)
+    first = fleet.machine("a", tmp_path)
+    supervisor = first.background("start", str(first.plan(args={"epochs": 60, "sleep": 0.05})))
+    first.wait_for_step(5)
+    first.die()
+    supervisor.wait()
+    second = Kgorch(tmp_path, first.home, extra_env=first.extra_env | {"KGORCH_MACHINE": "b"})
+    second.extra_env |= {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1", "PATH": os.environ["PATH"]}
+    try:
+        done = second("slurm", "session", "test")
+        assert "another process has the run" in done.stdout, done.stdout
+        assert [entry["phase"] for entry in second.history()] == [Phase.CUT_OFF, Phase.FINISHED]
+        assert second.status()["slurm"]["why"] == "there is nothing left to train"
+    finally:
+        fleet.end()
+        second.kill_everything()
+
+
+def test_a_run_that_was_stopped_before_its_job_was_submitted_is_waited_for_all_the_same(answers, engine, run, ended):
+    session = sessions.open_session(engine, run.id, site="local", boot_id="another machine's")
+    over = {"kind": EventKind.ATTEMPT_SUSPENDED, "phase": Phase.SUSPENDED, "facts": {}, "reason": Reason.USER}
+    sessions.record(engine, run.id, session.id, **over)
+    answers(scontrol=RUNNING)
+    former = slurm_job._last_reason(engine, run)
+    assert ended(int(ExitCode.DONE), former) is None and ended(-9, former) is None, "another supervisor follows"
+    assert ended(int(ExitCode.SUSPENDED), former) == ExitCode.SUSPENDED, "its own session was stopped"
 
 
 def test_the_sessions_of_an_array_and_those_outside_a_job_are_refused(kgorch):

@@ -43,7 +43,8 @@ class SessionEnd:
         exit_code: of its process; negative for a signal.
         reason: of the run's newest session.
         is_stop_requested: a user has asked for a stop through Slurm.
-        supervisors: that have run in this job for this session.
+        is_active: the run is not finished; with FINISHED, another process has it.
+        supervisors: that have run in this job for this session, without those that found the run taken.
         fruitless: consecutive sessions without progress, this one included.
         resume_at: when the quota has hours again; None for never, or without a quota.
     """
@@ -51,6 +52,7 @@ class SessionEnd:
     exit_code: int
     reason: Reason = Reason.NONE
     is_stop_requested: bool = False
+    is_active: bool = False
     supervisors: int = 1
     fruitless: int = 0
     resume_at: datetime | None = None
@@ -62,18 +64,20 @@ class Step:
 
     Attributes:
         begins_at: of a SUCCESSOR.
+        is_later: a SUPERVISOR that would fail at once; what follows is decided again after a pause.
         gives_up: the run has failed.
     """
 
     follow: Follow
     why: str
     begins_at: datetime | None = None
+    is_later: bool = False
     gives_up: bool = False
 
 
 def next_step(end: SessionEnd, event: JobEvent, *, chains: bool) -> Step:
     """What follows a session. Args: chains: whether sessions follow one another (--requeue)."""
-    if end.exit_code == FINISHED:
+    if end.exit_code == FINISHED and not end.is_active:
         return Step(Follow.NOTHING, "there is nothing left to train")
     if end.exit_code in (FAILED, MISTAKE):
         return Step(Follow.NOTHING, "the session failed, and would fail again")
@@ -86,6 +90,8 @@ def next_step(end: SessionEnd, event: JobEvent, *, chains: bool) -> Step:
         return Step(Follow.SLURM, "Slurm has requeued the job")
     is_over = end.exit_code in (SUSPENDED, QUOTA_SPENT)
     if not is_over and event in (JobEvent.RUNNING, JobEvent.UNKNOWN):
+        if end.exit_code == FINISHED:  # a dead node's session is taken over when its lease is over
+            return Step(Follow.SUPERVISOR, "another process has the run", is_later=True)
         if end.supervisors < SUPERVISORS:
             return Step(Follow.SUPERVISOR, f"the supervisor ended with {end.exit_code}; another one takes over")
         return Step(Follow.NOTHING, f"{end.supervisors} supervisors ended with {end.exit_code}")

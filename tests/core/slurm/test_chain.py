@@ -60,6 +60,16 @@ def test_a_killed_supervisor_gets_a_successor_in_the_job_while_it_runs_and_not_f
     assert next_step(KILLED, JobEvent.REQUEUED, chains=True).follow is Follow.SLURM
 
 
+def test_a_run_that_another_process_has_is_waited_for_while_the_job_runs():
+    taken = SessionEnd(ExitCode.DONE, is_active=True, supervisors=SUPERVISORS)
+    step = next_step(taken, JobEvent.RUNNING, chains=False)
+    assert (step.follow, step.is_later) == (Follow.SUPERVISOR, True)
+    assert next_step(taken, JobEvent.TIME_LIMIT, chains=True).follow is Follow.REQUEUE
+    assert next_step(taken, JobEvent.REQUEUED, chains=True).follow is Follow.SLURM
+    assert next_step(taken, JobEvent.CANCELLED, chains=True).follow is Follow.NOTHING
+    assert next_step(replace(taken, is_stop_requested=True), JobEvent.RUNNING, chains=True).follow is Follow.NOTHING
+
+
 def test_a_chain_without_progress_ends():
     fruitless = replace(SUSPENDED, fruitless=TRIES - 1)
     assert next_step(fruitless, JobEvent.RUNNING, chains=True).follow is Follow.REQUEUE
