@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Engine, create_engine, event, inspect, text
-from sqlalchemy.exc import DatabaseError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DatabaseError, InterfaceError, InternalError, OperationalError, SQLAlchemyError
 
 from kgorch.db import location, shared_disk
 from kgorch.db.migrations import HEAD, REVISIONS, SCHEMA_FILE
-from kgorch.errors import StateUnusable
+from kgorch.errors import DatabaseUnusable, StateUnusable
+
+MAY_PASS = (InterfaceError, InternalError, OperationalError)
+"""Errors of a database that is locked, or whose server is away, as DatabaseUnusable is: a later try may succeed."""
 
 BUSY_MS = 3_000
 """Time to wait for another writer's lock. Short, because a supervisor writes again later what it cannot write now."""
@@ -113,7 +116,7 @@ def open_url(url: URL, home: Path | None = None, guard: Callable[[sqlite3.Connec
     try:
         _migrate(engine)
     except (OperationalError, DatabaseError, sqlite3.Error) as error:
-        raise _unusable(str(engine.url.database), str(getattr(error, "orig", error))) from None
+        raise _unusable(str(engine.url.database), getattr(error, "orig", error)) from None
     return engine
 
 
@@ -132,14 +135,17 @@ def file_ids(engine: Engine) -> tuple[tuple[int, int] | None, ...]:
     return tuple(ids)
 
 
-def _unusable(path: str, why: str) -> StateUnusable:
+def _unusable(path: str, error: BaseException | None) -> StateUnusable:
+    why = str(error)
     next_step = "see whether its disk is full or read-only, or another program holds it; then try again"
     if "malformed" in why or "not a database" in why:
         next_step = (
             f"put a copy of it back, or mv {path} {path}.broken: then kgorch start PLAN continues from the"
             " checkpoints, which are found without it; only the history is lost"
         )
-    return StateUnusable(f"the database {path} cannot be used", why, next_step=next_step, error_code="KG602")
+    return (DatabaseUnusable if isinstance(error, sqlite3.OperationalError) else StateUnusable)(
+        f"the database {path} cannot be used", why, next_step=next_step, error_code="KG602"
+    )
 
 
 def _json(value: Any) -> str:

@@ -10,7 +10,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 from sqlalchemy.types import TypeDecorator
 
-from kgorch.errors import StateUnusable
+from kgorch.errors import DatabaseUnusable, StateUnusable
 
 CONNECT_S = 5
 """Seconds to wait for a connection. Short, because a supervisor writes again later what it cannot write now."""
@@ -41,7 +41,7 @@ PASSING_REFUSALS = (
 """In what a server answers to a connection that it will take later (PostgreSQL's postmaster.c, proc.c and postinit.c)."""
 
 
-class ServerAway(StateUnusable):
+class ServerAway(DatabaseUnusable):
     """The server cannot be reached, starts up or takes no connection: a later try may succeed."""
 
 

@@ -29,6 +29,7 @@ class ExitCode(IntEnum):
     MISTAKE = 2  # a mistake in plan, option or path; also what click exits with for wrong options
     SUSPENDED = 10  # the session is over, and a resume is queued
     QUOTA_SPENT = 11  # the quota's hours are spent; a resume is queued for their renewal
+    NO_DATABASE = 12  # the database is locked, its disk full or its server away: a later try may succeed
     FAILED = 20  # training failed and will not be retried; the first cause is printed
 
 
@@ -115,6 +116,13 @@ class StateUnusable(KgorchError):
     """The state folder or its database cannot be read or written."""
 
     error_code = "KG601"
+
+
+class DatabaseUnusable(StateUnusable):
+    """The database is locked, its disk full or its server away: a later try may succeed."""
+
+    code = ExitCode.NO_DATABASE
+    error_code = "KG602"
 
 
 class CheckpointBroken(KgorchError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from kgorch.errors import NO_ROOM, KgorchError
+from kgorch.errors import NO_ROOM, DatabaseUnusable, KgorchError
 
 ENVIRONMENT = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR,
@@ -31,7 +31,9 @@ def environment_error(error: Exception) -> KgorchError | None:
             error_code="KG501" if error.errno in NO_ROOM else "KG503",
         )
     if type(error).__module__ == "sqlalchemy.exc" and (cause := getattr(error, "orig", None)):
-        return KgorchError(
+        from kgorch.db.engine import MAY_PASS
+
+        return (DatabaseUnusable if isinstance(error, MAY_PASS) else KgorchError)(
             f"the database cannot be used: {cause}",
             next_step="try again; check that no other program locks it",
             error_code="KG602",

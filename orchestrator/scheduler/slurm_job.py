@@ -13,10 +13,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
@@ -26,9 +26,10 @@ from kgorch.core.slurm import chain
 from kgorch.core.slurm.chain import Follow, SessionEnd, Step
 from kgorch.core.slurm.job_state import JobState, JobView, job_event
 from kgorch.db import queue, runs, sessions, slurm_jobs
+from kgorch.db.engine import MAY_PASS
 from kgorch.db.rows import RunInfo, SlurmJobInfo
 from kgorch.db.runs import now
-from kgorch.errors import ExitCode, KgorchError
+from kgorch.errors import DatabaseUnusable, ExitCode, KgorchError
 from kgorch.scheduler.claimed_resume import notify_of_failure
 from kgorch.slurm import commands, jobs
 from kgorch.slurm.batch_script import job_name
@@ -57,6 +58,26 @@ IGNORING = ("/bin/sh", "-c", "trap '' USR1 USR2; exec \"$@\"", "sh")
 
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1)
 
+Result = TypeVar("Result")
+
+
+def when_database_answers(action: Callable[[], Result]) -> Result:
+    """What the action returns. It is tried again while the database cannot be used: a job that ended then is started again by
+    nobody.
+
+    Raises: what the action raises otherwise, or after CONTROLLER_AWAY_S.
+    """
+    until_s = time.monotonic() + CONTROLLER_AWAY_S
+    while True:
+        try:
+            return action()
+        except (DatabaseUnusable, *MAY_PASS) as error:
+            if time.monotonic() >= until_s:
+                raise
+            told = _cause(error) if isinstance(error, SQLAlchemyError) else "; ".join((error.what, *error.facts))
+            say(f"{told}; it is tried again")
+        time.sleep(CONTROLLER_POLL_S)
+
 
 def run_sessions(engine: Engine, run: RunInfo, environ: Mapping[str, str] = os.environ) -> int:
     """Run sessions of a run in this Slurm job. Returns: the exit code of the job. Raises: KgorchError."""
@@ -70,11 +91,11 @@ def run_sessions(engine: Engine, run: RunInfo, environ: Mapping[str, str] = os.e
         )
     text = environ.get("SLURM_RESTART_COUNT", "0")
     restarts = int(text) if text.isdecimal() else 0
-    if restarts and _was_stopped(engine, run, job):
+    if restarts and when_database_answers(lambda: _was_stopped(engine, run, job)):
         say(f"{run.name} was stopped by the user, and job {job} does not continue it; next: kgorch slurm submit PLAN")
         return int(ExitCode.SUSPENDED)
-    former = _last_reason(engine, run)
-    row = _enter(engine, run, job, restarts, environ.get("SLURMD_NODENAME", ""))
+    former = when_database_answers(lambda: _last_reason(engine, run))
+    row = when_database_answers(lambda: _enter(engine, run, job, restarts, environ.get("SLURMD_NODENAME", "")))
     return _JobProcess(engine, run, row, former).run()
 
 
@@ -139,6 +160,7 @@ class _JobProcess:
         self._child: subprocess.Popen[bytes] | None = None
         self._stop = threading.Event()
         self._is_requeue_noted = False
+        self._without_database = 0
 
     def run(self) -> int:
         for number in FORWARDED:
@@ -146,7 +168,8 @@ class _JobProcess:
         for number in (signal.SIGUSR2, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop.set())
         # a request that came before there was a handler is in the row
-        if (newest := slurm_jobs.newest(self._engine, self._run.id)) and newest.stop_at and self._is_this_start(newest):
+        newest = when_database_answers(lambda: slurm_jobs.newest(self._engine, self._run.id))
+        if newest and newest.stop_at and self._is_this_start(newest):
             self._stop.set()
         threading.Thread(target=self._pass_stop_on, name="stop", daemon=True).start()
         jobs.save_request(self._run).unlink(missing_ok=True)  # it was for an earlier start
@@ -154,9 +177,12 @@ class _JobProcess:
         supervisors = 0
         while True:
             if self._stop.is_set():  # before anything was started
-                return self._conclude(Step(Follow.NOTHING, "stopped by the user"), int(ExitCode.SUSPENDED), None)
+                return when_database_answers(
+                    lambda: self._conclude(Step(Follow.NOTHING, "stopped by the user"), int(ExitCode.SUSPENDED), None)
+                )
             code = self._run_session()
-            supervisors += code != chain.FINISHED
+            supervisors += code not in (chain.FINISHED, chain.NO_DATABASE)
+            self._without_database = self._without_database + 1 if code == chain.NO_DATABASE else 0
             if (job_code := self.after_session(code, supervisors)) is not None:
                 return job_code
 
@@ -194,7 +220,7 @@ class _JobProcess:
                     )
                 say(f"{error.headline}; it is asked again")
             except SQLAlchemyError as error:
-                if time.monotonic() >= until_s:
+                if time.monotonic() >= until_s or self._without_database >= chain.DATABASE_TRIES:
                     say(f"the end of the session could not be recorded: {_cause(error)}")
                     if step.follow is Follow.NOTHING:
                         return code if code >= 0 else int(ExitCode.BUG)
@@ -280,6 +306,7 @@ class _JobProcess:
             newest[1] if is_own else Reason.NONE,
             is_active=found is not None and found.state == RunState.ACTIVE,
             supervisors=supervisors,
+            without_database=self._without_database,
             fruitless=waits.failed_starts if waits else 0,
             resume_at=waits.due_at if waits else None,
         )

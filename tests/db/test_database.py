@@ -22,7 +22,7 @@ from kgorch.db.engine import LOG_BYTES, open_database
 from kgorch.db.migrations import HEAD, REVISIONS, SCHEMA_FILE
 from kgorch.db.migrations.run import config, schema, upgrade
 from kgorch.db.tables import Base
-from kgorch.errors import StateUnusable
+from kgorch.errors import ExitCode, StateUnusable
 
 
 @pytest.fixture
@@ -104,6 +104,16 @@ def test_many_processes_may_open_a_new_database_at_once(tmp_path):
         for _ in range(4)
     ]
     assert [(process.communicate()[1], process.returncode) for process in several] == [("", 0)] * 4
+
+
+def test_a_locked_database_has_an_exit_code_of_its_own_and_a_damaged_one_has_not(kgorch):
+    kgorch("queue", "add", str(kgorch.plan()))
+    path = kgorch.home / "kgorch.db"
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as holder:
+        holder.execute("BEGIN IMMEDIATE")
+        assert "database is locked [KG602]" in kgorch("resume", "test", code=ExitCode.NO_DATABASE).stderr
+    path.write_bytes(b"no database" * 100)
+    assert "KG602" in kgorch("status", code=ExitCode.MISTAKE).stderr
 
 
 def test_opening_a_database_twice_in_a_process_leaves_the_first_its_locks(engine, tmp_path):

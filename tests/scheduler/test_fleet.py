@@ -88,7 +88,7 @@ def test_an_outage_of_the_database_loses_no_step_no_checkpoint_and_no_session(ma
     machines.server.stop(signal.SIGQUIT)
     try:
         known = len(only.checkpoints())
-        said = only("status", code=2).stderr
+        said = only("status", code=12).stderr
         assert "cannot be used" in said and "records wait" in said and "ink" in said, said
         wait_until(lambda: len(only.checkpoints()) > known, within_s=60, what="a checkpoint without the database")
         assert supervisor.poll() is None

@@ -57,7 +57,7 @@ def test_a_database_that_another_program_holds_is_said_in_one_line(suspended):
     plan = suspended.folder / "plan.toml"
     other = sqlite3.connect(suspended.home / "kgorch.db", isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
-    said = suspended("start", str(plan), code=2).stderr
+    said = suspended("start", str(plan), code=12).stderr
     other.execute("ROLLBACK")
     other.close()
     assert "locked" in said and "next:" in said

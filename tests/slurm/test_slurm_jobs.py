@@ -22,6 +22,7 @@ from sqlalchemy import Engine
 from kgorch.admission import live_requests, removal
 from kgorch.cli.commands.remote import slurm_session
 from kgorch.core.codes import EventKind, Phase, Reason, RunState
+from kgorch.core.slurm import chain
 from kgorch.core.slurm.job_state import JobState, JobView
 from kgorch.db import engine as db_engine
 from kgorch.db import runs, sessions, slurm_jobs
@@ -176,7 +177,7 @@ def locked(engine: Engine, for_s: float | None = None):
     release.daemon = True
     release.start()
     try:
-        yield
+        yield holder
     finally:
         release.cancel()
         holder.close()
@@ -248,6 +249,58 @@ def test_a_job_that_starts_while_the_databases_server_is_away_waits_for_it(postg
     monkeypatch.setenv("KGORCH_DATABASE", "postgresql+psycopg://me@127.0.0.1:1/kgorch")
     with pytest.raises(ServerAway):
         slurm_session.command.callback("far")
+
+
+@pytest.mark.parametrize("restarts", ["0", "1"])
+def test_a_job_that_starts_while_the_database_is_locked_waits_for_it(
+    engine, run, ended, impatient, monkeypatch, restarts
+):
+    monkeypatch.setattr(slurm_job._JobProcess, "run", lambda self: 77)
+    with locked(engine, for_s=0.4):
+        assert slurm_job.run_sessions(engine, run, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": restarts}) == 77
+    slurm_jobs.save(engine, slurm_jobs.newest(engine, run.id).id, stop_at=runs.now())
+    with locked(engine, for_s=0.4):
+        assert slurm_job.run_sessions(engine, run, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}) == 10
+
+
+def test_a_supervisor_that_finds_the_database_locked_is_followed_by_another_one(answers, engine, kgorch, monkeypatch):
+    """The whole process of a job; only the lock ends when the first supervisor has failed."""
+    answers(scontrol=RUNNING)
+    monkeypatch.setattr(slurm_job, "LATER_S", 0.05)
+    kgorch("queue", "add", str(kgorch.plan()))
+    for name in ("KGORCH_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, str(kgorch.home))
+    run = runs.newest(engine, "test")
+    row = slurm_jobs.save(engine, job_of(engine, run).id, state=JobState.RUNNING, restarts=2)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    process, codes = slurm_job._JobProcess(engine, run, row), list[int]()
+    former = {number: signal.getsignal(number) for number in (*slurm_job.FORWARDED, signal.SIGUSR2, signal.SIGINT)}
+    with locked(engine) as holder:
+
+        def run_session() -> int:
+            codes.append(slurm_job._JobProcess._run_session(process))
+            if holder.in_transaction:
+                holder.rollback()
+            return codes[-1]
+
+        monkeypatch.setattr(process, "_run_session", run_session)
+        try:
+            assert process.run() == ExitCode.DONE
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler)
+    assert codes == [ExitCode.NO_DATABASE, ExitCode.DONE]
+    assert runs.by_id(engine, run.id).state == RunState.FINISHED
+
+
+def test_a_database_that_no_supervisor_can_use_fails_the_run(answers, engine, run, ended, monkeypatch):
+    answers(scontrol=RUNNING)
+    row = slurm_jobs.newest(engine, run.id)
+    process = slurm_job._JobProcess(engine, run, row)
+    monkeypatch.setattr(process, "_without_database", chain.DATABASE_TRIES)
+    assert process.after_session(int(ExitCode.NO_DATABASE), 1) == ExitCode.FAILED
+    run = runs.by_id(engine, run.id)
+    assert run.state == RunState.FAILED and "type kgorch slurm submit PLAN" in run.why
 
 
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "killed before it was closed"])

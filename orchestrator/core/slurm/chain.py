@@ -14,11 +14,14 @@ from kgorch.core.codes import Reason
 from kgorch.core.scheduling import TRIES
 from kgorch.core.slurm.job_state import JobEvent
 
-FINISHED, MISTAKE, SUSPENDED, QUOTA_SPENT, FAILED = 0, 2, 10, 11, 20
+FINISHED, MISTAKE, SUSPENDED, QUOTA_SPENT, NO_DATABASE, FAILED = 0, 2, 10, 11, 12, 20
 """Exit codes of `kgorch resume` (errors.ExitCode); any other one means that the supervisor was killed, or has a bug."""
 
 SUPERVISORS = 3
 """Supervisors of one session that may die before the job gives up: one whose bug is deterministic dies each time."""
+
+DATABASE_TRIES = 100
+"""Supervisors in a row that may fail because the database cannot be used: half an hour, with the pauses between them."""
 
 
 class Follow(StrEnum):
@@ -44,7 +47,8 @@ class SessionEnd:
         reason: of the run's newest session.
         is_stop_requested: a user has asked for a stop through Slurm.
         is_active: the run is not finished; with FINISHED, another process has it.
-        supervisors: that have run in this job for this session, without those that found the run taken.
+        supervisors: that have run in this job for this session, without those that found the run taken or the database unusable.
+        without_database: supervisors in a row that ended with NO_DATABASE, this one included.
         fruitless: consecutive sessions without progress, this one included.
         resume_at: when the quota has hours again; None for never, or without a quota.
     """
@@ -54,6 +58,7 @@ class SessionEnd:
     is_stop_requested: bool = False
     is_active: bool = False
     supervisors: int = 1
+    without_database: int = 0
     fruitless: int = 0
     resume_at: datetime | None = None
 
@@ -92,6 +97,11 @@ def next_step(end: SessionEnd, event: JobEvent, *, chains: bool) -> Step:
     if not is_over and event in (JobEvent.RUNNING, JobEvent.UNKNOWN):
         if end.exit_code == FINISHED:  # a dead node's session is taken over when its lease is over
             return Step(Follow.SUPERVISOR, "another process has the run", is_later=True)
+        if end.without_database >= DATABASE_TRIES:
+            why = "the database could not be used, and nothing continues the run: type kgorch slurm submit PLAN"
+            return Step(Follow.NOTHING, why, gives_up=True)
+        if end.exit_code == NO_DATABASE:
+            return Step(Follow.SUPERVISOR, "the database cannot be used", is_later=True)
         if end.supervisors < SUPERVISORS:
             return Step(Follow.SUPERVISOR, f"the supervisor ended with {end.exit_code}; another one takes over")
         return Step(Follow.NOTHING, f"{end.supervisors} supervisors ended with {end.exit_code}")

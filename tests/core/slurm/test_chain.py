@@ -9,7 +9,7 @@ import pytest
 
 from kgorch.core.codes import Reason
 from kgorch.core.scheduling import TRIES
-from kgorch.core.slurm.chain import SUPERVISORS, Follow, SessionEnd, next_step
+from kgorch.core.slurm.chain import DATABASE_TRIES, SUPERVISORS, Follow, SessionEnd, next_step
 from kgorch.core.slurm.job_state import JobEvent
 from kgorch.errors import ExitCode
 
@@ -68,6 +68,16 @@ def test_a_run_that_another_process_has_is_waited_for_while_the_job_runs():
     assert next_step(taken, JobEvent.REQUEUED, chains=True).follow is Follow.SLURM
     assert next_step(taken, JobEvent.CANCELLED, chains=True).follow is Follow.NOTHING
     assert next_step(replace(taken, is_stop_requested=True), JobEvent.RUNNING, chains=True).follow is Follow.NOTHING
+
+
+def test_a_database_that_cannot_be_used_is_waited_for_half_an_hour():
+    locked = SessionEnd(ExitCode.NO_DATABASE, supervisors=SUPERVISORS, without_database=DATABASE_TRIES - 1)
+    step = next_step(locked, JobEvent.UNKNOWN, chains=False)
+    assert (step.follow, step.is_later) == (Follow.SUPERVISOR, True)
+    assert next_step(locked, JobEvent.TIME_LIMIT, chains=True).follow is Follow.REQUEUE
+    assert next_step(replace(locked, reason=Reason.USER), JobEvent.RUNNING, chains=True).follow is Follow.NOTHING
+    step = next_step(replace(locked, without_database=DATABASE_TRIES), JobEvent.RUNNING, chains=True)
+    assert (step.follow, step.gives_up) == (Follow.NOTHING, True)
 
 
 def test_a_chain_without_progress_ends():
