@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,6 +33,7 @@ from kgorch.scheduler.claimed_resume import notify_of_failure
 from kgorch.slurm import commands, jobs
 from kgorch.slurm.batch_script import job_name
 from kgorch.slurm.commands import SlurmError, SlurmUnavailable
+from kgorch.supervisor import ending_files
 from kgorch.system.sockets import control_socket
 
 ASK_S = 0.5
@@ -102,7 +102,15 @@ def run_sessions(engine: Engine, run: RunInfo, environ: Mapping[str, str] = os.e
 def _last_reason(engine: Engine, run: RunInfo) -> tuple[int, Reason]:
     """Number of the run's newest session, and what ends or has ended it."""
     last = sessions.last(engine, run.id)
-    return (last.number, last.reason) if last else (0, Reason.NONE)
+    if last is None:
+        return 0, Reason.NONE
+    ending = ending_files.read(Path(run.folder), last.number)
+    return last.number, _reason_in(ending) if ending else last.reason
+
+
+def _reason_in(ending: Mapping[str, Any]) -> Reason:
+    """What ended a session whose end is not in the database; only whether a user has stopped it counts."""
+    return Reason.USER if ending.get("reason") == Reason.USER else Reason.NONE
 
 
 def _was_stopped(engine: Engine, run: RunInfo, job: str) -> bool:
@@ -114,7 +122,8 @@ def _was_stopped(engine: Engine, run: RunInfo, job: str) -> bool:
     if row is None:
         return False
     # the control socket on the job's own node leaves its mark in the session alone
-    is_by_socket = last is not None and last.reason is Reason.USER and last.started_at >= row.submitted_at
+    reason = _last_reason(engine, run)[1]
+    is_by_socket = last is not None and reason is Reason.USER and last.started_at >= row.submitted_at
     if row.stop_at is None and not is_by_socket:
         return False
     if row.ended_at is None:
@@ -191,24 +200,22 @@ class _JobProcess:
 
         Returns: the exit code of the job; None where another supervisor follows in it.
         """
-        until_s, has_waited = time.monotonic() + CONTROLLER_AWAY_S, False
-        end = self._session_end(code, supervisors)
+        until_s, has_waited, step = time.monotonic() + CONTROLLER_AWAY_S, False, None
         while True:
             view, trouble = self._look()
             event = job_event(view, self._row.restarts)
-            step = chain.next_step(
-                replace(end, is_stop_requested=self._is_stop_requested()), event, chains=self._row.requeue
-            )
-            if step.follow is Follow.SUPERVISOR and has_waited:
-                return None
-            say(f"the session ended with {code}, the job is {event.value}; {_FOLLOWS[step.follow]}: {step.why}")
-            if step.follow is Follow.SUPERVISOR:
-                if not step.is_later:
-                    return None
-                time.sleep(LATER_S)
-                has_waited = True
-                continue
             try:
+                end = self._session_end(code, supervisors)
+                step = chain.next_step(end, event, chains=self._row.requeue)
+                if step.follow is Follow.SUPERVISOR and has_waited:
+                    return None
+                say(f"the session ended with {code}, the job is {event.value}; {_FOLLOWS[step.follow]}: {step.why}")
+                if step.follow is Follow.SUPERVISOR:
+                    if not step.is_later:
+                        return None
+                    time.sleep(LATER_S)
+                    has_waited = True
+                    continue
                 if trouble and step.follow is not Follow.NOTHING:
                     raise trouble
                 return self._conclude(step, code, view)
@@ -222,7 +229,7 @@ class _JobProcess:
             except SQLAlchemyError as error:
                 if time.monotonic() >= until_s or self._without_database >= chain.DATABASE_TRIES:
                     say(f"the end of the session could not be recorded: {_cause(error)}")
-                    if step.follow is Follow.NOTHING:
+                    if code == chain.FINISHED or (step and step.follow is Follow.NOTHING):
                         return code if code >= 0 else int(ExitCode.BUG)
                     return self._give_up(
                         "the database was not reached after a session, and nothing continues the run:"
@@ -293,22 +300,30 @@ class _JobProcess:
             return None, error
 
     def _session_end(self, code: int, supervisors: int) -> SessionEnd:
+        """Raises: SQLAlchemyError, where what follows depends on the database."""
+        folder = Path(self._run.folder)
         try:
             newest = _last_reason(self._engine, self._run)
+            ending = ending_files.read(folder, newest[0])
             found = runs.by_id(self._engine, self._run.id)
             waits = queue.pending_resume(self._engine, self._run.id)
-        except SQLAlchemyError as error:  # what follows then depends on Slurm and the exit code alone
+        except SQLAlchemyError as error:
+            if code in (chain.FINISHED, chain.QUOTA_SPENT):
+                raise
             say(f"the database cannot be read: {_cause(error)}")
-            newest, found, waits = (0, Reason.NONE), None, None
+            number, ending = ending_files.newest(folder)
+            newest, found, waits = (number, _reason_in(ending or {})), None, None
+        resume = (ending or {}).get("resume") or {}
         is_own = newest != self._former or code in (chain.SUSPENDED, chain.QUOTA_SPENT)
         return SessionEnd(
             code,
             newest[1] if is_own else Reason.NONE,
+            is_stop_requested=self._is_stop_requested(),
             is_active=found is not None and found.state == RunState.ACTIVE,
             supervisors=supervisors,
             without_database=self._without_database,
             fruitless=waits.failed_starts if waits else 0,
-            resume_at=waits.due_at if waits else None,
+            resume_at=resume.get("due_at") or (waits.due_at if waits else None),
         )
 
     # What follows

@@ -21,6 +21,8 @@ KNOWN = NEEDED | {
 }  # fmt: skip
 """What an entry holds; one that another version wrote with more is none that can be taken."""
 
+_NAME = "session-{}.ended.json"
+
 
 def write(folder: Path, number: int, entry: dict[str, Any]) -> None:
     """`entry`: as kgorch.db.sessions.record takes it. Raises: OSError."""
@@ -40,13 +42,21 @@ def read(folder: Path, number: int) -> dict[str, Any] | None:
     return entry if isinstance(entry, dict) and NEEDED <= entry.keys() <= KNOWN else None
 
 
+def newest(folder: Path) -> tuple[int, dict[str, Any] | None]:
+    """Number of the newest session that left such a file, and what it holds."""
+    before, after = _NAME.split("{}")
+    texts = [path.name.removeprefix(before).removesuffix(after) for path in folder.glob(_NAME.format("*"))]
+    number = max((int(text) for text in texts if text.isdecimal()), default=0)
+    return number, read(folder, number)
+
+
 def forget(folder: Path, number: int) -> None:
     with contextlib.suppress(OSError):
         _path(folder, number).unlink()
 
 
 def _path(folder: Path, number: int) -> Path:
-    return folder / f"session-{number}.ended.json"
+    return folder / _NAME.format(number)
 
 
 def _text(value: Any) -> str:

@@ -252,6 +252,7 @@ MAY = {
         "kgorch.launch",
         "kgorch.limits",
         "kgorch.platforms",
+        "kgorch.supervisor.ending_files",
         "kgorch.db",
     },
     "kgorch.preflight": {

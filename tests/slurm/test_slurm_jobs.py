@@ -11,6 +11,7 @@ import os
 import signal
 import sqlite3
 import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from kgorch.core.codes import EventKind, Phase, Reason, RunState
 from kgorch.core.slurm import chain
 from kgorch.core.slurm.job_state import JobState, JobView
 from kgorch.db import engine as db_engine
-from kgorch.db import runs, sessions, slurm_jobs
+from kgorch.db import queue, runs, sessions, shared_disk, slurm_jobs
 from kgorch.db.postgres import ServerAway
 from kgorch.errors import ExitCode, KgorchError, NotFound
 from kgorch.limits import slurm_limit
@@ -33,6 +34,7 @@ from kgorch.report import run_view
 from kgorch.scheduler import slurm_job
 from kgorch.slurm import commands, jobs
 from kgorch.slurm.commands import SlurmError, SlurmUnavailable
+from kgorch.supervisor import ending_files
 
 ABSENT = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
 AWAY = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
@@ -169,10 +171,10 @@ def test_a_stop_while_the_controller_is_away_ends_the_chain(answers, engine, run
 
 
 @contextlib.contextmanager
-def locked(engine: Engine, for_s: float | None = None):
+def locked(engine: Engine, kind: str = "IMMEDIATE", for_s: float | None = None):
     """The database's lock is held by another program: during the block, or so many seconds."""
     holder = sqlite3.connect(str(engine.url.database), check_same_thread=False, isolation_level=None)
-    holder.execute("BEGIN IMMEDIATE")
+    holder.execute(f"BEGIN {kind}")
     release = threading.Timer(3600.0 if for_s is None else for_s, holder.rollback)
     release.daemon = True
     release.start()
@@ -230,6 +232,60 @@ def test_a_database_that_stays_away_is_given_up_and_fails_no_run_that_has_ended(
     with locked(engine):
         assert ended(int(ExitCode.DONE)) == ExitCode.DONE
     assert runs.by_id(engine, run.id).state == RunState.FINISHED
+
+
+@pytest.fixture
+def on_network_disk(monkeypatch):
+    """A writer of the database keeps readers out, as with the rollback journal of a shared disk. To be named before `engine`."""
+    monkeypatch.setattr(shared_disk, "is_on_network", lambda path: True)
+
+
+def test_a_quotas_renewal_that_could_not_be_read_at_first_is_read_again(
+    on_network_disk, answers, engine, run, ended, impatient
+):
+    answers(scontrol=RUNNING, sbatch="echo 8", squeue="true")
+    queue.put(engine, run.id, reason=Reason.QUOTA, due_at=runs.now() + timedelta(hours=1))
+    with locked(engine, "EXCLUSIVE", for_s=0.4):
+        assert ended(int(ExitCode.QUOTA_SPENT)) == 0
+    row = slurm_jobs.newest(engine, run.id)
+    assert (row.job, row.follows, row.ended_at) == ("8", "7", None)
+
+
+def test_a_quotas_renewal_that_is_never_read_is_not_told_as_none(
+    on_network_disk, answers, engine, run, ended, impatient, capfd
+):
+    answers(scontrol=RUNNING)
+    with locked(engine, "EXCLUSIVE"):
+        assert ended(int(ExitCode.QUOTA_SPENT)) == ExitCode.FAILED
+    said = capfd.readouterr().out
+    assert "not renewed" not in said and "type kgorch slurm submit PLAN" in said
+
+
+def leave_ending(run, engine: Engine, **entry: Any) -> None:
+    """What a supervisor leaves that could not write the end of its session into the database."""
+    session = sessions.open_session(engine, run.id, site="local", boot_id="another machine's")
+    over = {"kind": EventKind.ATTEMPT_SUSPENDED, "phase": Phase.SUSPENDED, "facts": {}}
+    ending_files.write(Path(run.folder), session.number, over | entry)
+
+
+@pytest.mark.parametrize("is_locked", [True, False], ids=["locked", "not locked any more"])
+def test_a_stop_whose_record_is_a_file_alone_ends_the_chain(
+    on_network_disk, answers, engine, run, ended, impatient, is_locked
+):
+    answers(scontrol=RUNNING)
+    leave_ending(run, engine, reason=Reason.USER)
+    with locked(engine, "EXCLUSIVE", for_s=0.4) if is_locked else contextlib.nullcontext():
+        assert ended() == ExitCode.SUSPENDED
+    assert slurm_jobs.newest(engine, run.id).why == "stopped by the user"
+    requeued = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "3"}
+    assert slurm_job.run_sessions(engine, run, requeued) == ExitCode.SUSPENDED, "nor does a requeue undo it"
+
+
+def test_a_quotas_renewal_whose_record_is_a_file_alone_is_followed_by_a_successor(answers, engine, run, ended):
+    answers(scontrol=RUNNING, sbatch="echo 8", squeue="true")
+    resume = {"reason": Reason.QUOTA, "why": "", "due_at": runs.now() + timedelta(hours=1)}
+    leave_ending(run, engine, reason=Reason.QUOTA, resume=resume)
+    assert ended(int(ExitCode.QUOTA_SPENT)) == 0 and slurm_jobs.newest(engine, run.id).job == "8"
 
 
 def test_a_job_that_starts_while_the_databases_server_is_away_waits_for_it(postgres, tmp_path, monkeypatch, capfd):
