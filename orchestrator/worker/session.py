@@ -223,7 +223,8 @@ class Session(StepComputation):
         Args:
             global_batch: samples of one optimizer step, over all ranks.
             is_random: a sample may draw random numbers, for augmentation: the generators are seeded for each one. False saves
-                the time of that, some 15 µs a sample, and reads a batch by the dataset's `__getitems__` where it has one.
+                the time of that, some 15 µs a sample, and reads a batch by the dataset's `__getitems__` where it has one. A
+                `collate_fn` may draw in any case.
             mesh: the data-parallel DeviceMesh, `mesh["dp"]`, over whose ranks samples are divided: ranks beside each other in
                 another dimension get the same ones. None takes it from the meshes of the tracked model by the dimensions' names
                 (ranks/data_ranks.py): those of "tp" and "cp" get the same samples, of all others their own.

@@ -320,7 +320,7 @@ class StepLoop:
         state, point = self._state, self._point
         source: Loader | LoaderFastForward
         if isinstance(loader, Loader):
-            source, state.foreign_loader, data = loader, None, "keyed"
+            source, state.foreign_loader, data = loader, None, loader.exactness
         else:
             member = state.member
             source = state.foreign_loader = LoaderFastForward(

@@ -71,6 +71,31 @@ def raw_state_of(generator: Any) -> Any:
         ) from None
 
 
+def seed(generator: Any, value: int) -> None:
+    """Begin anew from a seed of 63 bits."""
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(value)
+    elif isinstance(generator, random.Random):
+        generator.seed(value)
+    else:
+        numpy = sys.modules["numpy"]
+        has_gauss = isinstance(generator, numpy.random.RandomState)
+        kind = getattr(numpy.random, _read_numpy(generator)["bit_generator"])
+        put_back(generator, kind(value).state | ({"has_gauss": 0, "gauss": 0.0} if has_gauss else {}))
+
+
+def put_back(generator: Any, raw: Any) -> None:
+    """Set a state of `quick_state_of` of this process."""
+    if isinstance(generator, torch.Generator):
+        generator.set_state(raw if isinstance(raw, torch.Tensor) else rng_state.as_tensor(raw))
+    elif isinstance(generator, random.Random):
+        generator.setstate(raw)
+    elif isinstance(generator, sys.modules["numpy"].random.RandomState):
+        generator.set_state(raw)
+    else:
+        _bits(generator).state = raw
+
+
 def _read_numpy(generator: Any) -> dict[str, Any]:
     has_gauss = isinstance(generator, sys.modules["numpy"].random.RandomState)
     current: dict[str, Any] = generator.get_state(legacy=False) if has_gauss else _bits(generator).state

@@ -2,8 +2,12 @@
 
 The samples of global batch b of epoch e are a function of (seed, e, b) alone; each rank takes its slice, whatever the number of
 ranks. Before a sample is read, the random generators of the reading process are seeded from (seed, epoch, sample). So augmentations
-are the same with any number of ranks and workers, before and after a resume. A resume starts at a batch by its number, and reads
-nothing in vain.
+are the same with any number of ranks and workers, before and after a resume. Before a `collate_fn` of the script is called they are
+seeded from (seed, epoch, first sample): it computes the same wherever the batch has the same samples, so with the same number of
+ranks. A resume starts at a batch by its number, and reads nothing in vain.
+
+Generators that dataset or collate_fn hold are seeded in the same way, each with a number of its own, those that are made later than
+with the first batch of a process excepted.
 
 The seeding takes some 15 µs a sample: nothing beside a picture, a seventh of the step of a small network on windows of prices.
 Hence `is_random=False` for a dataset that draws nothing, which also lets its `__getitems__` read a batch at once.
@@ -20,7 +24,9 @@ import signal
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -28,9 +34,14 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from kgorch.errors import KgorchError
 from kgorch.worker import rng_state
+from kgorch.worker.data import generator_states
+from kgorch.worker.data.loader_search import parts_of
 from kgorch.worker.ranks.virtual_ranks import VirtualRanks
 
 Key = tuple[int, int]  # epoch, index of the sample
+
+MOST_NAMED = 3
+"""Limit of sentences about what cannot be seeded, because they are part of every status."""
 
 
 class SampleOrder:
@@ -129,8 +140,10 @@ class Loader:
         options["worker_init_fn"] = WorkerInit(options.get("worker_init_fn"))
         options.setdefault("pin_memory", torch.cuda.is_available())  # copies to the device do not block then
         generator = torch.Generator().manual_seed(seed)  # otherwise a DataLoader draws from the global one
-        keyed = _Keyed(dataset, seed) if is_random else _Unseeded(dataset)
-        self._inner = DataLoader(keyed, batch_sampler=self._order, generator=generator, **options)
+        self._keyed = (_Keyed if is_random else _Unseeded)(dataset, seed, options.pop("collate_fn", None))
+        if self._keyed.collate:
+            options["collate_fn"] = _as_it_is
+        self._inner = DataLoader(self._keyed, batch_sampler=self._order, generator=generator, **options)
 
     def __len__(self) -> int:
         """Global batches of an epoch."""
@@ -146,12 +159,17 @@ class Loader:
         """Those whose samples this process reads."""
         return self._order.ranks()
 
+    @property
+    def exactness(self) -> str:
+        """How exact a resume is, as far as it can be known from outside, in words."""
+        self._keyed.search_once()
+        return "; ".join(["keyed", *self._keyed.doubts[:MOST_NAMED]])
+
     def sample_s(self, within_s: float = 2.0) -> float:
         """Mean seconds that this process takes to read a sample: of those that it reads within the time, at most eight."""
-        keyed: Any = self._inner.dataset
         began_s, count = time.monotonic(), 0
         while count < min(8, self.size) and (count < 1 or time.monotonic() - began_s < within_s):
-            keyed[(0, count)]
+            self._keyed[(0, count)]
             count += 1
         return (time.monotonic() - began_s) / count
 
@@ -192,6 +210,7 @@ class Loader:
             self.durations_s.append(began_s - before_s)
 
     def _all(self) -> Iterator[Any]:
+        self._keyed.search_once()  # before loading processes get copies
         return start_iterator(self._inner) if len(self._order) else iter(())
 
     def parts(self) -> Iterator[list[Any]]:
@@ -202,38 +221,93 @@ class Loader:
 
 
 class _Keyed(Dataset[Any]):
-    """The script's dataset, with the random generators seeded for each sample that is read."""
+    """The script's dataset, with the random generators seeded for each sample that is read, and for each batch that is collated.
 
-    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
-        self._dataset, self._seed = dataset, seed
+    Args:
+        collate: the script's collate_fn, if any: PyTorch's own draws nothing.
 
-    def __getitems__(self, keys: Sequence[Key]) -> list[Any]:
-        numpy, generators = sys.modules.get("numpy"), rng_state.host_generators()
-        saved = generators.save()
-        try:
-            return [self._read(epoch, index, numpy) for epoch, index in keys]
-        finally:  # without loading workers the model uses the same generators
-            generators.restore(saved)
+    Attributes:
+        doubts: sentences about what may draw and is not seeded.
+    """
+
+    def __init__(self, dataset: Dataset[Any], seed: int, collate: Callable[[list[Any]], Any] | None) -> None:
+        self._dataset, self._seed, self.collate = dataset, seed, collate
+        self._held: dict[str, Any] | None = None  # generators that dataset and collate_fn hold, by path
+        self._has_read = False  # in this process
+        self.doubts: list[str] = []
+
+    def search_once(self) -> None:
+        """Search for generators, unless that was done."""
+        if self._held is None:
+            self._search()
+
+    def _search(self) -> dict[str, Any]:
+        parts = parts_of(SimpleNamespace(dataset=self._dataset, collate_fn=self.collate))
+        self._held, self.doubts = {}, list(parts.unknown)
+        for path, generator in parts.generators.items():
+            if isinstance(generator, torch.Generator) and generator.device.type != "cpu":  # not in loading processes
+                self.doubts.append(f"{path} is not seeded, because it is one of {generator.device.type}")
+            elif why := self._why_left_alone(path):
+                self.doubts.append(f"{path} is not seeded{why}")
+            else:
+                self._held[path] = generator
+        return self._held
+
+    def _why_left_alone(self, path: str) -> str:
+        return ""
+
+    def __getitems__(self, keys: Sequence[Key]) -> Any:
+        batch = self._read(keys, self.collate)
+        if not self._has_read:
+            known, self._has_read = self._held or {}, True
+            if self._search().keys() - known.keys():  # made just now, and not seeded yet
+                batch = self._read(keys, self.collate)
+        return batch
 
     def __getitem__(self, key: Key) -> Any:
-        return self.__getitems__([key])[0]
+        return self._read([key], None)[0]
 
-    def _read(self, epoch: int, index: int, numpy: Any) -> Any:
-        seed = _mixed(self._seed, epoch, index)
-        random.seed(seed)
-        torch.default_generator.manual_seed(seed)
-        if numpy:
-            numpy.random.seed(seed & 0xFFFFFFFF)
+    def _read(self, keys: Sequence[Key], collate: Callable[[list[Any]], Any] | None) -> Any:
+        with self._keeping_generators():
+            samples = [self._sample(epoch, index) for epoch, index in keys]
+            return samples if collate is None else self._collated(samples, keys[0])
+
+    @contextlib.contextmanager
+    def _keeping_generators(self) -> Iterator[None]:
+        """A context after which they are as before it: without loading workers the model uses the same ones."""
+        generators, held = rng_state.host_generators(), list(self._held.values()) if self._held else ()
+        saved, states = generators.save(), [generator_states.quick_state_of(item) for item in held]
+        try:
+            yield
+        finally:
+            generators.restore(saved)
+            for item, state in zip(held, states, strict=True):
+                generator_states.put_back(item, state)
+
+    def _sample(self, epoch: int, index: int) -> Any:
+        self._seed_all(epoch, index)
         return self._dataset[index]
 
+    def _collated(self, samples: list[Any], first: Key) -> Any:
+        assert self.collate
+        epoch, index = first
+        self._seed_all(epoch, -2 - index)  # -1 is the order's
+        return self.collate(samples)
 
-class _Unseeded(Dataset[Any]):
+    def _seed_all(self, epoch: int, number: int) -> None:
+        seed = _mixed(self._seed, epoch, number)
+        random.seed(seed)
+        torch.default_generator.manual_seed(seed)
+        if numpy := sys.modules.get("numpy"):
+            numpy.random.seed(seed & 0xFFFFFFFF)
+        for path, generator in self._held.items() if self._held else ():
+            generator_states.seed(generator, _mixed(seed, zlib.crc32(path.encode()), 1))
+
+
+class _Unseeded(_Keyed):
     """The script's dataset, which is said to draw no random numbers. That is checked: two more reads of the states a batch."""
 
-    def __init__(self, dataset: Dataset[Any]) -> None:
-        self._dataset = dataset
-
-    def __getitems__(self, keys: Sequence[Key]) -> list[Any]:
+    def _read(self, keys: Sequence[Key], collate: Callable[[list[Any]], Any] | None) -> Any:
         generators = rng_state.host_generators()
         indices, before = [index for _, index in keys], generators.save()
         read_batch = getattr(self._dataset, "__getitems__", None)
@@ -243,10 +317,19 @@ class _Unseeded(Dataset[Any]):
                 f"{type(self._dataset).__name__} draws random numbers, and session.loader() was given is_random=False",
                 next_step="leave is_random out: the samples then stay the same on any number of ranks and after a resume",
             )
-        return samples
+        if collate is None:
+            return samples
+        with self._keeping_generators():
+            return self._collated(samples, keys[0])
 
-    def __getitem__(self, key: Key) -> Any:
-        return self.__getitems__([key])[0]
+    def _why_left_alone(self, path: str) -> str:
+        is_of_data = path.startswith("loader.dataset")
+        return " because of is_random=False: exact if nothing is drawn from it" if is_of_data else ""
+
+
+def _as_it_is(batch: Any) -> Any:
+    """The collate_fn of a DataLoader whose dataset gives batches that are collated."""
+    return batch
 
 
 def _are_equal(before: rng_state.SavedStates, after: rng_state.SavedStates) -> bool:
