@@ -42,6 +42,8 @@ class ResumePoint:
         rng: random states, to be set before the first step; None where nothing is restored.
         loaders: positions of the loaders that the script iterates itself (session.follow), by name.
         losses: recent ones, by which spikes are told.
+        keyed: position of a loader that `session.loader` made, in its epoch; None where there is none, as in a checkpoint of an
+            earlier version.
         loader: position of a loader that `session.loader` did not make; None where there was none.
         ranks_before: ranks of the saved run.
         is_trained: the checkpoint closes the stage, and the stage is not extended: no step is left.
@@ -51,6 +53,7 @@ class ResumePoint:
     ranks_before: int
     rng: dict[str, Any] | None = None
     losses: Any = None
+    keyed: Any = None
     loader: LoaderState | None = None
     loaders: Mapping[str, LoaderState] = field(default_factory=dict)
     is_trained: bool = False
@@ -131,7 +134,9 @@ def restore(state: SessionState, source: RestoreSource, where: str, *, extends: 
         _compare_frozen(own.get("frozen"), trainable_weights.fingerprints(state.tracked.things))
     except CannotRestore as error:
         raise CannotRestore(error.what, *error.facts, f"checkpoint: {where}", next_step=error.next_step) from None
-    point = ResumePoint(manifest.world_size, rng=own["rng"], loader=own["rng"].pop("loader", None))
+    point = ResumePoint(
+        manifest.world_size, rng=own["rng"], keyed=own.get("keyed"), loader=own["rng"].pop("loader", None)
+    )
     if isinstance(loaders := own.get("loaders", {}), dict):
         point.loaders = loaders
     if isinstance(remembered := own.get("remembered", {}), dict):

@@ -271,6 +271,9 @@ class SaveCoordinator:
         places = {name: place for name, item in self._state.followed.items() if (place := item.place)}
         # Left out where there are none: a checkpoint of a script that does not use them has the bytes that it always had.
         further: dict[str, Any] = {"loaders": places} if places else {}
+        keyed = self._state.keyed_loader
+        if keyed is not None and (place := keyed.place(self._state.position.batch))["used"]:
+            further["keyed"] = place
         if self._state.remembered.values:
             further["remembered"] = self._state.remembered.values
         if losses := self._guard.recent_losses:

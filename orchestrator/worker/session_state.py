@@ -9,6 +9,7 @@ from kgorch.worker.checkpoint.resumed_state import RememberedValues
 from kgorch.worker.checkpoint.tracked_objects import TrackedObjects
 from kgorch.worker.checkpoint.training_position import TrainingPosition
 from kgorch.worker.data.followed_loader import FollowedLoader
+from kgorch.worker.data.keyed_loader import Loader
 from kgorch.worker.data.loader_fast_forward import LoaderFastForward
 from kgorch.worker.determinism import Determinism
 from kgorch.worker.probe.hooks import ProbeHooks
@@ -42,6 +43,7 @@ class SessionState:
         metrics: what the script has reported.
         tracked: what is saved.
         position: counters. Written by restore.py and the step loop.
+        keyed_loader: the loader of the running epoch, where `session.loader` made it; None between two. Written by the step loop.
         foreign_loader: the loader of the running epoch, unless `session.loader` made it. Written by the step loop.
         followed: loaders that the script iterates itself (session.follow), by name.
         remembered: plain values that a checkpoint holds.
@@ -61,6 +63,7 @@ class SessionState:
     metrics: ReportedMetrics
     tracked: TrackedObjects = field(default_factory=TrackedObjects)
     position: TrainingPosition = field(default_factory=TrainingPosition)
+    keyed_loader: Loader | None = None
     foreign_loader: LoaderFastForward | None = None
     followed: dict[str, FollowedLoader] = field(default_factory=dict)
     remembered: RememberedValues = field(default_factory=RememberedValues)

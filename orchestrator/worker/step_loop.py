@@ -81,6 +81,7 @@ class StepLoop:
             return
         if number > at.loop:  # the script has left the loop before it early
             at.loop, at.epoch, at.batch = number, 0, 0
+            state.keyed_loader = self._point.keyed = None
         self._epochs_wanted = int(count)
         at.epochs_total = count = min(int(count), 1) if state.quick else int(count)
         while at.epoch < count:
@@ -88,7 +89,7 @@ class StepLoop:
             self.set_epoch_of_metrics()
             yield at.epoch
             state.probe.epoch_over()
-            at.epoch, at.batch = at.epoch + 1, 0
+            at.epoch, at.batch, state.keyed_loader = at.epoch + 1, 0, None
             if state.foreign_loader is not None:
                 state.foreign_loader.end()
             self._save_best()  # of what an evaluation has reported, also after the last epoch
@@ -146,6 +147,8 @@ class StepLoop:
         state, at = self._state, self._state.position
         source = self._source(loader)
         source.seek(at.epoch, at.batch)
+        if isinstance(source, Loader):
+            self._resume_keyed(source)
         self.restore_random_states()
         batches = source.parts()  # a fast-forward happens here, so it counts as no step's time
         if state.foreign_loader is not None:
@@ -163,6 +166,13 @@ class StepLoop:
         shares = (source.share_of_rank(at.batch, rank) for rank in range(self._ranks_of(source).count))
         self._enter_steps(max(shares, default=0))
         return source, batches
+
+    def _resume_keyed(self, source: Loader) -> None:
+        saved, self._point.keyed = self._point.keyed, None
+        if lost := source.resume(saved):
+            print(f"kgorch: {lost}", flush=True)
+            self._state.exactness.update(resume=lost)
+        self._state.position.batch = source.batch
 
     def _ranks_of(self, source: Loader | LoaderFastForward) -> VirtualRanks:
         return source.ranks if isinstance(source, Loader) else self._state.division.ranks
@@ -320,9 +330,10 @@ class StepLoop:
         state, point = self._state, self._point
         source: Loader | LoaderFastForward
         if isinstance(loader, Loader):
-            source, state.foreign_loader, data = loader, None, loader.exactness
+            source, data = loader, loader.exactness
+            state.keyed_loader, state.foreign_loader = loader, None
         else:
-            member = state.member
+            member, state.keyed_loader = state.member, None
             source = state.foreign_loader = LoaderFastForward(
                 loader, member.world_size, member.device, point.loader, point.ranks_before
             )

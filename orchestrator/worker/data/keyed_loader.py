@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from kgorch.errors import KgorchError
+from kgorch.errors import CannotRestore, KgorchError
 from kgorch.worker import rng_state
 from kgorch.worker.data import generator_states
 from kgorch.worker.data.loader_search import parts_of
@@ -51,6 +51,7 @@ class SampleOrder:
 
     Attributes:
         epoch, batch: where the next iteration starts.
+        shift: samples by which the epoch's batches begin later than they would: another global batch was in force when it began.
         size: samples of the dataset.
         batches: global batches of an epoch.
         global_batch: samples of a global batch.
@@ -67,14 +68,27 @@ class SampleOrder:
         shuffle: bool,
         drop_last: bool,
     ) -> None:
-        self.global_batch, self.epoch, self.batch = global_batch, 0, 0
+        self.global_batch, self.epoch, self.batch, self.shift = global_batch, 0, 0, 0
         self.size, self.ranks, self._seed = size, ranks, seed
-        self._shuffle = shuffle
-        self.batches = size // global_batch if drop_last else -(-size // global_batch)
+        self.shuffle, self._drop_last = shuffle, drop_last
+        self.batches = self._batches_of(size)
+
+    def _batches_of(self, samples: int) -> int:
+        return samples // self.global_batch if self._drop_last else -(-samples // self.global_batch)
+
+    def start_after(self, used: int) -> None:
+        """Start after so many samples of the epoch. The batches that are left keep the last numbers."""
+        used = min(used, self.size)
+        self.batch = self.batches - self._batches_of(self.size - used)
+        self.shift = used - self.batch * self.global_batch
+
+    def samples_before(self, batch: int) -> int:
+        """Samples of the epoch before a global batch."""
+        return min(self.size, self.shift + batch * self.global_batch)
 
     def samples_in(self, batch: int) -> int:
         """Samples of a global batch; only the last one may be smaller than `global_batch`."""
-        return min(self.global_batch, self.size - batch * self.global_batch)
+        return self.samples_before(batch + 1) - self.samples_before(batch)
 
     def slice_of(self, samples: int, rank: int) -> tuple[int, int]:
         """A rank's part of a global batch with so many samples: start and end."""
@@ -82,15 +96,15 @@ class SampleOrder:
         return rank * samples // count, (rank + 1) * samples // count
 
     def __len__(self) -> int:
-        return (self.batches - self.batch) * len(self.ranks().mine)
+        return max(0, self.batches - self.batch) * len(self.ranks().mine)
 
     def __iter__(self) -> Iterator[list[Key]]:
         order = torch.arange(self.size)
-        if self._shuffle:
+        if self.shuffle:
             generator = torch.Generator().manual_seed(_mixed(self._seed, self.epoch, -1))
             order = torch.randperm(self.size, generator=generator)
         for batch in range(self.batch, self.batches):
-            samples = order[batch * self.global_batch : (batch + 1) * self.global_batch].tolist()
+            samples = order[self.samples_before(batch) : self.samples_before(batch + 1)].tolist()
             for rank in self.ranks().mine:
                 first, end = self.slice_of(len(samples), rank)
                 # An empty slice gets a sample with weight 0: every rank has to take part in the step's collectives.
@@ -192,7 +206,58 @@ class Loader:
 
     def seek(self, epoch: int, batch: int) -> None:
         """Start the next iteration there."""
-        self._order.epoch, self._order.batch = epoch, batch
+        self._order.epoch, self._order.batch, self._order.shift = epoch, batch, 0
+
+    @property
+    def batch(self) -> int:
+        """The global batch at which the next iteration starts."""
+        return self._order.batch
+
+    def place(self, batch: int) -> dict[str, int]:
+        """The position before a global batch of the running epoch, for a checkpoint."""
+        order = self._order
+        return {"size": order.size, "global_batch": order.global_batch, "used": order.samples_before(batch)}
+
+    def resume(self, saved: Any) -> str:
+        """After `seek`: start after the samples that the saved epoch had used, whatever the sizes of then and now.
+
+        Args:
+            saved: its `place`; None between two epochs, and in a checkpoint of an earlier version.
+
+        Returns: what is not as it was, in words.
+
+        Raises:
+            CannotRestore: `saved` is no such thing.
+        """
+        order = self._order
+        if saved is None:
+            if order.batch <= order.batches:
+                return ""
+            used, order.batch = order.batch, order.batches
+            return (
+                f"epoch {order.epoch}: it has used {used} batches, and there are {order.batches} of {order.global_batch} now:"
+                " none is left"
+            )
+        try:
+            size, global_batch, used = (saved[name] for name in ("size", "global_batch", "used"))
+            if any(type(number) is not int or not 0 < number < 1 << 63 for number in (size, global_batch, used)):
+                raise ValueError(str(saved)[:300])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CannotRestore("the checkpoint's place in a loader cannot be read", repr(error)) from None
+        order.start_after(used)
+        changes = []
+        if global_batch != order.global_batch:
+            changes.append(f"the global batch was {global_batch} and is {order.global_batch}")
+        if size != order.size:
+            changes.append(f"the dataset had {size} samples and has {order.size}")
+        if not changes:
+            return ""
+        lost = f"epoch {order.epoch}: {', '.join(changes)}; it goes on after the {used} samples that it has used"
+        if order.batch == order.batches:
+            lost += "; none is left"
+        elif size != order.size and order.shuffle:
+            lost += "; in its order, which is another one, some samples come twice and others never"
+        return lost
 
     def __iter__(self) -> Iterator[Any]:
         """This process's batches up to the end of the epoch: for each step one for each rank that it plays."""
