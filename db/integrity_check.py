@@ -29,6 +29,9 @@ CODES: dict[str, tuple[str, ...]] = {
 } | {"events.phase": ("", *Phase)}
 """Column (`table.column`) → the values that it may hold."""
 
+MAX_SECONDS = 1e10
+"""Three hundred years: an instant that is so far from one of `YEARS` can still be computed."""
+
 YEARS = range(1969, 2200)
 """A machine without a clock of its own begins at 1970."""
 
@@ -173,7 +176,8 @@ def _expected(column: Column[Any], value: Any) -> str | None:
     if isinstance(kind, Integer | Float):
         if isinstance(value, bool | str | bytes) or (isinstance(kind, Integer) and not isinstance(value, int)):
             return "a number"
-        return None if math.isfinite(value) and abs(value) < MAX_NUMBER else f"a number below {MAX_NUMBER:g}"
+        most = MAX_SECONDS if column.name.endswith("_s") else MAX_NUMBER
+        return None if math.isfinite(value) and abs(value) < most else f"a number below {most:g}"
     if isinstance(kind, String | StatePath | Code):
         if not isinstance(value, str):
             return "text"

@@ -250,6 +250,7 @@ def test_a_path_in_a_row_has_nothing_deleted_that_is_no_checkpoint(at_home, capf
 @example(cells=[(("resumes", "failed_starts"), "x")], verb=["resume", "digits"])
 @example(cells=[(("samples", "values"), "null")], verb=["status", "ink"])
 @example(cells=[(("charges", "used_s"), "")], verb=["quota"])  # of no run that is known there
+@example(cells=[(("charges", "used_s"), 251606587726)], verb=["quota"])  # no instant is so late
 def test_any_value_in_any_row_is_answered_or_named(at_home, capfd, cells, verb):
     taken = change(at_home, cells)
     before = outside(at_home)

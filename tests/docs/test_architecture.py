@@ -38,6 +38,7 @@ RANKS = {
     "kgorch.system.clock",
     "kgorch.system.files",
     "kgorch.system.frame_stack",
+    "kgorch.system.process_identity",
 }
 """What every part of the worker may use: little, for each rank loads it."""
 
