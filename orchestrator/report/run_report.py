@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +18,7 @@ from sqlalchemy import Engine
 from kgorch.admission.resolve_run import load_stored_plan
 from kgorch.checkpoint import folder as checkpoint_folder
 from kgorch.core.codes import CheckpointState
-from kgorch.core.plan_compatibility import shown_value, shown_values
+from kgorch.core.plan_compatibility import flat_values, shown_value, shown_values
 from kgorch.db import checkpoints, sessions
 from kgorch.db.rows import AttemptInfo, CheckpointInfo, RunInfo, SessionInfo
 from kgorch.errors import KgorchError
@@ -161,7 +162,7 @@ def _plan(run: RunInfo) -> tuple[list[View], str | None]:
 def _commands(run: RunInfo, saved: Sequence[CheckpointInfo]) -> list[View]:
     """What to type to train it again, and to get its result, with the reason of each."""
     plan = f"{run.name}.toml"
-    overrides = [(key, shown_value(key, value)) for key, _, value in (item.partition("=") for item in run.overrides)]
+    overrides = [(key, _shown(key, value)) for key, _, value in (item.partition("=") for item in run.overrides)]
     options = "".join(f" --set {shlex.quote(f'{key}={value}')}" for key, value in overrides)
     commands = [
         (f"cd {shlex.quote(run.workdir)}", "the plan's paths are relative to its folder"),
@@ -172,6 +173,15 @@ def _commands(run: RunInfo, saved: Sequence[CheckpointInfo]) -> list[View]:
         export = f"kgorch checkpoints export {shlex.quote(run.name)} model.safetensors"
         commands.append((export, "writes the weights of the newest checkpoint to a file"))
     return [{"command": command, "what": what} for command, what in commands]
+
+
+def _shown(key: str, text: str) -> str:
+    """The value of an override; "…" where it, or a part of it, may be secret."""
+    with contextlib.suppress(tomllib.TOMLDecodeError):
+        parts = flat_values({key: tomllib.loads(f"value = {text}")["value"]})
+        if any(shown_value(*part) == "…" for part in parts):
+            return "…"
+    return shown_value(key, text)
 
 
 def _curves(curve: RunMetrics) -> list[View]:

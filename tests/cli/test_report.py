@@ -139,7 +139,12 @@ def test_a_plan_s_secrets_stay_out_of_every_form_of_the_report(home, capsys):
     engine = open_database(home)
     plan = PLAN + '[stage.args]\napi_token = "hush-1"\n[notify]\nurls = ["https://user:hush-2@example.org/hook"]\n'
     runs.set_plan(
-        engine, "ink", plan=plan, stages=["train"], overrides=["stage.train.args.api_token=hush-3"], plan_hash="h"
+        engine,
+        "ink",
+        plan=plan,
+        stages=["train"],
+        plan_hash="h",
+        overrides=["stage.train.args.api_token=hush-3", 'stage.train.args.hub={token="hush-4"}'],
     )
     engine.dispose()
     assert code_of(["report", "ink", "--json"]) == 0 and code_of(["report", "ink", "--md"]) == 0
