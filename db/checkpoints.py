@@ -18,6 +18,7 @@ from kgorch.db.rows import CheckpointInfo
 from kgorch.db.runs import now, to_info
 from kgorch.db.tables import Checkpoint, Stage
 
+_POSITION = func.coalesce(Stage.position, -1)
 _IN_STAGE = (Checkpoint.step, Checkpoint.final, Checkpoint.id)
 
 
@@ -77,8 +78,9 @@ def mark_best(engine: Engine, run_id: str, best: Mapping[str, str]) -> None:
 
 
 def best(engine: Engine, run_id: str) -> CheckpointInfo | None:
-    """The best checkpoint of the last stage that has one."""
-    query = _in_order(run_id).where(Checkpoint.state == CheckpointState.VERIFIED, Checkpoint.best != "")
+    """The best checkpoint of the plan's last stage that has one."""
+    query = _with_stages(run_id).order_by(_POSITION, *_IN_STAGE)
+    query = query.where(Checkpoint.state == CheckpointState.VERIFIED, Checkpoint.best != "")
     with Orm(engine) as orm:
         rows = orm.scalars(query).all()
         return to_info(CheckpointInfo, rows[-1]) if rows else None
@@ -167,12 +169,14 @@ def verified_paths(engine: Engine, run_id: str) -> set[str]:
 
 
 def _in_order(run_id: str) -> Select[Any]:
-    stage = (Stage.run_id == Checkpoint.run_id) & (Stage.name == Checkpoint.stage)
     unfinished = select(func.min(Stage.position)).where(Stage.run_id == run_id, Stage.finished_at.is_(None))
-    position = func.coalesce(Stage.position, -1)
-    goes_on = position == func.coalesce(unfinished.scalar_subquery(), -2)
-    query = select(Checkpoint).outerjoin(Stage, stage).where(Checkpoint.run_id == run_id)
-    return query.order_by(goes_on, position, *_IN_STAGE)
+    goes_on = func.coalesce(unfinished.scalar_subquery(), -2) == _POSITION
+    return _with_stages(run_id).order_by(goes_on, _POSITION, *_IN_STAGE)
+
+
+def _with_stages(run_id: str) -> Select[Any]:
+    stage = (Stage.run_id == Checkpoint.run_id) & (Stage.name == Checkpoint.stage)
+    return select(Checkpoint).outerjoin(Stage, stage).where(Checkpoint.run_id == run_id)
 
 
 def save_history(engine: Engine, run_id: str, *, limit: int) -> tuple[tuple[int, float], ...]:

@@ -68,6 +68,8 @@ def start(words: Sequence[str], home: Path) -> Started:
         output = log.read_bytes()[log_start:].decode(errors="replace").strip()
         if child.returncode not in (0, None, ExitCode.QUOTA_SPENT):
             if error := parse_message(output):
+                if child.returncode == ExitCode.NO_DATABASE:
+                    error.code = ExitCode.NO_DATABASE
                 raise error
             why = f"the supervisor exited with status {child.returncode}"
             raise KgorchError(why, *output.splitlines(), next_step=f"see {log}", error_code="KG901")

@@ -34,6 +34,8 @@ _NOTHING_CODES = {NotStarted.QUOTA: ExitCode.QUOTA_SPENT, NotStarted.FAILED: Exi
 
 def run_session(engine: Engine, ready: ReadySession, *, as_json: bool, progress: str = "auto") -> int:
     """Supervise a session until it is over, print how it ended, and return the exit code."""
+    from sqlalchemy.exc import SQLAlchemyError
+
     from kgorch.db import runs
     from kgorch.report import run_view
 
@@ -42,10 +44,14 @@ def run_session(engine: Engine, ready: ReadySession, *, as_json: bool, progress:
         messages.begin()
         _signal_ready()
         session = ready.supervise(engine, messages.show, messages.hear)
-    view = run_view.of_run(engine, runs.by_id(engine, ready.run.id) or ready.run)
-    if as_json:
-        render.as_json(view)
-    _print_end(view, session.phase)
+    try:
+        view = run_view.of_run(engine, runs.by_id(engine, ready.run.id) or ready.run)
+        if as_json:
+            render.as_json(view)
+        _print_end(view, session.phase)
+    except SQLAlchemyError as error:  # no reason to call the session anything else than what it was
+        what = f"{ready.run.name}: session {render.words(session.phase)}; the database cannot be read now"
+        render.echo(f"{what}: {getattr(error, 'orig', None) or error}", err=True)
     is_quota = session.phase in (Phase.SUSPENDED, Phase.CUT_OFF) and session.ends_on_quota
     return int(ExitCode.QUOTA_SPENT if is_quota else EXIT_CODES[session.phase])
 

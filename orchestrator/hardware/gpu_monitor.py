@@ -204,6 +204,8 @@ class _QueryThread(threading.Thread):
         return cuda_visible.indices(indices, uuids, self._visible)
 
     def _query_all(self) -> Iterator[tuple[str, float]]:
+        """Raises: NVMLError, where every GPU is refused."""
+        refused = None
         for index in self._indices:
             try:
                 handle = self._handle(index)
@@ -214,8 +216,10 @@ class _QueryThread(threading.Thread):
                         yield f"gpu{index}.{name}", value
             except self._lib.NVMLError_GpuIsLost:
                 self._emit(EventKind.GPU_LOST, {"gpu": index})
-            except self._lib.NVMLError:  # no handle, for lack of permission for example
-                continue
+            except self._lib.NVMLError as error:  # no handle, for lack of permission for example
+                refused = error
+        if refused and not self._handles:
+            raise refused
 
     def _handle(self, index: int) -> Any:
         """Raises: NVMLError while the GPU is lost or must not be used; the next pass tries again."""

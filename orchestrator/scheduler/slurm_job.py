@@ -168,7 +168,7 @@ class _JobProcess:
         self._engine, self._run, self._row, self._former = engine, run, row, former
         self._child: subprocess.Popen[bytes] | None = None
         self._stop = threading.Event()
-        self._is_requeue_noted = False
+        self._is_requeue_noted = self._is_failure_told = False
         self._without_database = 0
 
     def run(self) -> int:
@@ -229,6 +229,8 @@ class _JobProcess:
             except SQLAlchemyError as error:
                 if time.monotonic() >= until_s or self._without_database >= chain.DATABASE_TRIES:
                     say(f"the end of the session could not be recorded: {_cause(error)}")
+                    if step and step.gives_up:
+                        return self._give_up(step.why)
                     if code == chain.FINISHED or (step and step.follow is Follow.NOTHING):
                         return code if code >= 0 else int(ExitCode.BUG)
                     return self._give_up(
@@ -386,8 +388,12 @@ class _JobProcess:
 
     def _fail(self, why: str) -> None:
         """The run waits for a user, who is notified: nothing else would tell of it."""
-        runs.set_state(self._engine, self._run.id, RunState.FAILED, why)
-        notify_of_failure(self._run.id)
+        try:
+            runs.set_state(self._engine, self._run.id, RunState.FAILED, why)
+        finally:  # where the database can be read and not written, too
+            if not self._is_failure_told:
+                self._is_failure_told = True
+                notify_of_failure(self._run.id)
 
     def _record_requeue(self, why: str, columns: Mapping[str, Any]) -> None:
         """Record that the job runs again, unless the database is away: Slurm does not wait for it, and the next start, or

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
@@ -9,11 +10,14 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 from click.testing import CliRunner
 from harness import wait_until, weekly_reset
 from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
 
 from kgorch.admission import fleet_member
 from kgorch.cli import cli
@@ -22,6 +26,7 @@ from kgorch.cli.display import render
 from kgorch.core.codes import Phase, Reason
 from kgorch.core.metrics import metric_curve
 from kgorch.core.metrics.metric_curve import Record, Value
+from kgorch.core.session.lifecycle_state import LifecycleState
 from kgorch.db import charges, checkpoints, curves, queue, rungs, runs, samples, sessions
 from kgorch.db.engine import open_database, open_fleet
 from kgorch.db.location import Fleet
@@ -620,6 +625,22 @@ def test_the_next_step_of_a_session_is_one_that_can_be_done_on_the_next_machine(
     foreground._print_end({"run": "ink", "why": "the wall", "checkpoint": None, "next": following}, Phase.SUSPENDED)
     said = capsys.readouterr().err
     assert expected in said and ("kgorch start PLAN" in said) == bool(environ)
+
+
+@pytest.mark.parametrize(("phase", "code"), [(Phase.FAILED, 20), (Phase.SUSPENDED, 10)])
+def test_a_database_that_cannot_be_read_at_the_end_leaves_the_session_its_exit_code(monkeypatch, capsys, phase, code):
+    from kgorch.cli import foreground
+    from kgorch.report import run_view
+
+    def away(*_, **__):
+        raise OperationalError("SELECT", {}, OSError("the server is away"))
+
+    monkeypatch.setattr(run_view, "of_run", away)
+    monkeypatch.setattr(runs, "by_id", away)
+    monkeypatch.setattr(foreground, "SessionMessages", lambda *_: contextlib.nullcontext(MagicMock()))
+    ready = SimpleNamespace(run=SimpleNamespace(id="r1", name="ink"), supervise=lambda *_: LifecycleState(phase=phase))
+    assert foreground.run_session(None, ready, as_json=False) == code
+    assert "the server is away" in capsys.readouterr().err
 
 
 def test_the_fleets_fields_are_those_that_were_promised(kgorch, postgres):

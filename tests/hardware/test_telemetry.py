@@ -161,6 +161,18 @@ def test_a_gpu_without_a_handle_from_the_start_costs_the_others_nothing(tmp_path
         wait_until(lambda: "gpu0.util" in ask.look())
 
 
+def test_gpus_that_are_all_refused_are_told_with_the_cause(tmp_path, asked):
+    driver = build(tmp_path)
+    for gpu in (0, 1):
+        driver.set(gpu, forbidden=1)
+    ask = asked(driver.env)
+    wait_until(lambda: ask.look() is not None and ask.told)
+    driver.heal()
+    assert wait_until(ask.look)
+    wait_until(lambda: ask.look() and len(ask.told) > 1)
+    assert ask.kinds() == ["telemetry_lost", "telemetry_back"]
+
+
 def test_without_a_driver_or_with_one_that_is_not_loaded_nothing_is_said(tmp_path, asked):
     driver = build(tmp_path)
     driver.fail("nvmlInitWithFlags", "not_loaded")

@@ -359,6 +359,21 @@ def test_a_database_that_no_supervisor_can_use_fails_the_run(answers, engine, ru
     assert run.state == RunState.FAILED and "type kgorch slurm submit PLAN" in run.why
 
 
+def test_a_run_that_no_supervisor_can_train_is_told_though_the_database_takes_nothing(
+    answers, engine, run, ended, monkeypatch
+):
+    answers(scontrol=RUNNING)
+    process, told = slurm_job._JobProcess(engine, run, slurm_jobs.newest(engine, run.id)), []
+    monkeypatch.setattr(process, "_without_database", chain.DATABASE_TRIES)
+    monkeypatch.setattr(slurm_job, "notify_of_failure", told.append)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE TRIGGER full BEFORE UPDATE ON runs BEGIN SELECT RAISE(FAIL, 'disk is full'); END"
+        )
+    assert process.after_session(int(ExitCode.NO_DATABASE), 1) == ExitCode.FAILED
+    assert told == [run.id]
+
+
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "killed before it was closed"])
 @pytest.mark.parametrize("by", ["signal", "socket"])
 def test_a_job_of_a_stopped_run_that_slurm_requeues_ends_without_training(engine, run, monkeypatch, by, is_closed):

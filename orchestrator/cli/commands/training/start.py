@@ -107,8 +107,8 @@ def command(**values: Any) -> int:
     resume. Adopts a training that still runs without a supervisor. Ctrl-C saves and stops. Values of --set are stored with
     the run.
 
-    Exit codes: 0 finished, 10 session over and a resume queued, 11 the same because the quota is exhausted, 20 failed, 2 a
-    mistake in the plan or the options.
+    Exit codes: 0 finished, 10 session over and a resume queued, 11 the same because the quota is exhausted, 12 the database
+    cannot be used now, 20 failed, 2 a mistake in the plan or the options.
 
     \b
     Example:
