@@ -514,7 +514,7 @@ def test_a_database_held_by_another_program_is_said_not_thrown(kgorch, run, engi
     other = sqlite3.connect(kgorch.home / "kgorch.db", isolation_level=None)
     other.execute("PRAGMA journal_mode=DELETE")
     other.execute("BEGIN EXCLUSIVE")
-    done = kgorch("status", code=2, timeout_s=40)  # not for as long as a new database would be waited for
+    done = kgorch("status", code=12, timeout_s=40)  # not for as long as a new database would be waited for
     other.close()
     assert "database" in done.stderr and "next:" in done.stderr
 
