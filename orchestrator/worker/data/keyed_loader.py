@@ -325,7 +325,8 @@ class _Keyed(Dataset[Any]):
         batch = self._read(keys, self.collate)
         if not self._has_read:
             known, self._has_read = self._held or {}, True
-            if self._search().keys() - known.keys():  # made just now, and not seeded yet
+            found = self._search()
+            if any(known.get(path) is not item for path, item in found.items()):  # made just now, and not seeded yet
                 batch = self._read(keys, self.collate)
         return batch
 

@@ -98,6 +98,43 @@ def test_generators_that_dataset_and_collate_fn_hold_are_seeded_too(kind, worker
     assert all(one != other for batch in whole for _, one, other, *_ in batch), "each has numbers of its own"
 
 
+class OwnRng(torch.utils.data.Dataset):
+    """Draws from a generator that each process may replace by its own."""
+
+    def __init__(self):
+        self.rng = np.random.default_rng(1)
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return torch.tensor([index, self.rng.normal()], dtype=torch.float64)
+
+
+class RemadeRng(OwnRng):
+    """Does not send its generator to another process, which makes its own."""
+
+    def __setstate__(self, state):
+        self.__dict__ = state | {"rng": np.random.default_rng()}
+
+
+def replace_rng(worker):
+    torch.utils.data.get_worker_info().dataset._dataset.rng = np.random.default_rng(100 + worker)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (OwnRng, {"worker_init_fn": replace_rng}),
+        (RemadeRng, {"multiprocessing_context": "spawn"}),
+    ],
+)
+def test_a_generator_that_a_loading_process_replaces_by_another_is_seeded_from_its_first_batch_on(kind, options):
+    whole = read(kind())
+    assert read(kind(), num_workers=2, **options) == whole
+    assert read(kind(), batch=2, num_workers=2, **options) == whole[2:]
+
+
 @pytest.fixture
 def session(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
