@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 from kgorch.errors import CannotRestore, KgorchError
 from kgorch.worker import rng_state
 from kgorch.worker.data import batches, generator_states
-from kgorch.worker.data.keyed_loader import WorkerInit, start_iterator
+from kgorch.worker.data.keyed_loader import WorkerInit, start_iterator, without_sigterm
 from kgorch.worker.data.loader_reads import MOST_AHEAD, ReadWatch, SampledBatch
 from kgorch.worker.data.loader_search import parts_of, set_epoch
 from kgorch.worker.data.stream_state import StreamState
@@ -119,9 +119,11 @@ class LoaderFastForward:
     def __iter__(self) -> Iterator[Any]:
         """The epoch's batches from the position of `seek` on. Those before it are read at once, by this call."""
         resumed = self._began if self._began and (self.batch or self._began.get("is_begun")) else None
+        if self._began:
+            self._start_kept(self._began)
         if self._began and not resumed:  # saved between two epochs: set the generators to their states of then
             self._set_generators(self._began)
-        now = self._states.now()
+        now = self._now()
         watch = self._watch = self._watch_over(resumed)
         watch.back = self.back
         skips = bool(resumed and self._skip(resumed, watch))
@@ -146,7 +148,8 @@ class LoaderFastForward:
     def place(self) -> LoaderState:
         """The position, for a checkpoint, `back` batches before the newest.
 
-        Holds the random states at the epoch's beginning (`rng`, `generators`), the samples `used` over all ranks, and the random
+        Holds the random states at the epoch's beginning (`rng`, `generators`), the loaders that kept their processes from the epoch
+        before (`kept`; absent where there are none), the samples `used` over all ranks, and the random
         states before the reads that a resume must repeat under them, by number (`ahead`); the loader's own state, if it has one
         (`stream`). For comparison: the states of the generators now (`stood`), and checksums of the `order` and of the `newest`
         batch.
@@ -181,7 +184,7 @@ class LoaderFastForward:
 
     def end(self) -> None:
         """The epoch is over: a checkpoint before the next one begins holds the current states of the generators."""
-        self._began, self._used, self._watch, self._newest, self.is_over = self._states.now(), 0, None, None, True
+        self._began, self._used, self._watch, self._newest, self.is_over = self._now(), 0, None, None, True
 
     def check_untracked(self, tracked: Mapping[str, Any]) -> None:
         """Raises: KgorchError when the loader, or a part that orders it, is tracked as well: a resume would skip twice."""
@@ -309,6 +312,32 @@ class LoaderFastForward:
         self._used = int(resumed.get("used", 0))
         watch.skip(self.batch)
         return True
+
+    def _now(self) -> LoaderState:
+        """What a resume needs of the moment before an epoch: random states, and the loaders that have kept their processes."""
+        kept = [path for path, inner in self._parts.loaders.items() if vars(inner).get("_iterator") is not None]
+        return {**self._states.now(), **({"kept": kept} if kept else {})}
+
+    def _start_kept(self, began: LoaderState) -> None:
+        """Start the loading processes that the saved epoch had from the one before.
+
+        Their start draws a seed from the generator that then gives the order. The saved epoch drew none.
+        """
+        kept = began.get("kept", [])
+        if not isinstance(kept, list):
+            raise CannotRestore("the checkpoint's place in a loader cannot be read", f"kept: {kept!r}"[:300])
+        lacking = [
+            inner
+            for path, inner in self._parts.loaders.items()
+            if path in kept and inner.persistent_workers and vars(inner).get("_iterator", self) is None
+        ]
+        if not lacking or self._stream.is_known:  # whose own state starts them anew
+            return
+        before = self._states.now()
+        for inner in lacking:
+            with without_sigterm(inner):
+                DataLoader.__iter__(inner)  # that of a subclass may do more
+        self._states.set(before)
 
     def _set(self, began: LoaderState, generators: LoaderState) -> None:
         rng_state.restore(began.get("rng"), self._device)

@@ -275,7 +275,7 @@ def test_a_checkpoint_of_an_earlier_version_is_read_and_what_it_lacks_is_told():
     "altered",
     [
         {"generators": ["no digits"]}, {"generators": [7]}, {"generators": 7}, {"ahead": 7}, {"ahead": [[1, 7]]},
-        {"ahead": [[2, {}]]}, {"order": [1]}, {"order": {"a": 1}}, {"order": "ab"}, {"rng": {}}, {"rng": None},
+        {"ahead": [[2, {}]]}, {"order": [1]}, {"order": {"a": 1}}, {"order": "ab"}, {"rng": {}}, {"rng": None}, {"kept": 7},
     ],
 )  # fmt: skip
 def test_a_place_in_a_loader_that_kgorch_has_not_written_is_refused(altered):
@@ -285,6 +285,37 @@ def test_a_place_in_a_loader_that_kgorch_has_not_written_is_refused(altered):
     _, left = train(make, cut_after=(0, 3))
     with pytest.raises(CannotRestore):
         train(make, begin=left | {"began": left["began"] | altered})
+
+
+PERSISTENT = {"shuffle": True, "num_workers": 1, "persistent_workers": True}
+
+
+@pytest.mark.parametrize("has_own", [False, True])
+@pytest.mark.parametrize("loader", [DataLoader, Ahead, lambda *args, **more: Prefetched(DataLoader(*args, **more))])
+def test_an_epoch_whose_loading_processes_were_kept_has_the_same_order_after_a_cut(loader, has_own):
+    def make():
+        own = torch.Generator().manual_seed(9) if has_own else None
+        return loader(torch.arange(40.0), 4, generator=own, **PERSISTENT)
+
+    whole, _ = train(make)
+    for cut, is_kept in (((0, 3), False), ((1, 3), True), ((2, 10), True)):
+        before, left = train(make, cut_after=cut)
+        assert ("kept" in left["began"]) == is_kept
+        after, _ = train(make, begin=left)
+        assert before + after == whole, cut
+
+
+def test_a_cut_between_two_epochs_with_loading_processes_that_are_kept_does_not_change_the_order():
+    seed(7)
+    loader = DataLoader(torch.arange(40.0), 4, **PERSISTENT)
+    replay = LoaderFastForward(loader, 1, CPU, None, 1)
+    list(replay)
+    replay.end()
+    left, rng = json.loads(json.dumps(replay.place)), rng_state.capture(CPU)
+    whole = torch.cat(list(LoaderFastForward(loader, 1, CPU, None, 1)))
+    rng_state.restore(rng, CPU)
+    again = LoaderFastForward(DataLoader(torch.arange(40.0), 4, **PERSISTENT), 1, CPU, left, 1)
+    assert torch.cat(list(again)).tolist() == whole.tolist()
 
 
 def test_an_evaluation_between_two_batches_does_not_count():
