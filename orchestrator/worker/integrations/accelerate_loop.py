@@ -13,8 +13,10 @@ Those that are prepared within an epoch have no part in this: a resumed session 
 
 from __future__ import annotations
 
+import base64
 import functools
 import itertools
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
@@ -61,14 +63,14 @@ class AccelerateCarrier:
 
     Attributes:
         outer: the loader of the iteration that runs within no other one.
-        trained: numbers of the iterations in which an optimizer has stepped, as ranges from 1, by the loader's name.
+        trained: numbers of the iterations in which an optimizer has stepped, from 1, as bits, by the loader's name.
     """
 
     def __init__(self, accelerator: Any, session: Session) -> None:
         self._accelerator, self.session = accelerator, session
         self.things: dict[str, Any] = {}
         resumed = session.resumed
-        self.trained: dict[str, list[list[int]]] = resumed.get("trained", {})
+        self.trained: dict[str, int] = {name: _bits(text) for name, text in resumed.get("trained", {}).items()}
         self._counts: dict[str, int] = resumed.get("counts", {})  # iterations of the training loaders
         self._saved_at: list[Any] | None = resumed.get("at")
         """Name and number of the iteration whose batch the newest step begins with, and whether that iteration is over."""
@@ -134,7 +136,7 @@ class AccelerateCarrier:
             return
         done = max(0, self.session.resumed.epoch_of(loader.name) - loader.first_epoch)
         if loader.name in self._former:
-            self.trained[loader.name] = [[1, done]]
+            self.trained[loader.name] = (2 << done) - 2
         if loader.name == self._saved_at[0]:
             self._saved_at[1] = done + 1
 
@@ -226,18 +228,18 @@ class AccelerateCarrier:
         if (name, saved) == (loader.name, number) and not is_over:
             return True
         # The next epoch, also where an evaluation at which it was cut does not come again.
-        is_next = self.is_driver(loader) and number > max((last for _, last in self._ranges(loader)), default=0)
+        is_next = self.is_driver(loader) and number >= self._trained_of(loader).bit_length()
         return is_next and (is_over or name not in self.trained)
 
     def is_driver(self, loader: StepLoader) -> bool:
         """An optimizer has stepped in an iteration of this loader."""
-        return bool(self._ranges(loader))
+        return bool(self._trained_of(loader))
 
-    def _ranges(self, loader: StepLoader) -> list[list[int]]:
-        return self.trained.get(loader.name) or ([[1, 1]] if self._prepared.was_driver(loader.number) else [])
+    def _trained_of(self, loader: StepLoader) -> int:
+        return self.trained.get(loader.name) or (2 if self._prepared.was_driver(loader.number) else 0)
 
     def _is_trained(self, loader: StepLoader, number: int) -> bool:
-        return any(first <= number <= last for first, last in self._ranges(loader))
+        return bool(self._trained_of(loader) >> number & 1)
 
     def after_step(self) -> None:
         """An optimizer has stepped."""
@@ -254,19 +256,16 @@ class AccelerateCarrier:
                 next_step="prepare the loaders in the same order as in the sessions before",
             )
         number, is_new = loader.iterations, not self.is_driver(loader)
-        ranges = self.trained.setdefault(loader.name, self._ranges(loader))
         if self._is_trained(loader, number):
             return
-        if ranges and ranges[-1][1] == number - 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
+        self.trained[loader.name] = self._trained_of(loader) | 1 << number
         if is_new:
             self._epochs += number
             self._counts[loader.name] = number
             if loader.number is not None:
                 self._forget(self._prepared.next_driver(loader.number, self._number))
-        self.session.remember(trained=self.trained, counts=self._counts)
+        trained = {name: _text(bits) for name, bits in self.trained.items()}
+        self.session.remember(trained=trained, counts=self._counts)
 
     def _forget(self, last: int) -> None:
         """Of loaders for one epoch that are over, only the training ones stay known. Args: last: number of the newest of them."""
@@ -429,6 +428,17 @@ class StepLoader(FollowedLoader):
 
 _hook: Any = None
 """That of the newest carrier."""
+
+
+def _text(bits: int) -> str:
+    """Bits in a form that stays small where they repeat."""
+    return base64.b64encode(zlib.compress(bits.to_bytes(bits.bit_length() // 8 + 1, "little"))).decode()
+
+
+def _bits(text: str | list[list[int]]) -> int:
+    if not isinstance(text, str):  # ranges, as a checkpoint of an earlier version has them
+        return sum((2 << last) - (1 << first) for first, last in text)
+    return int.from_bytes(zlib.decompress(base64.b64decode(text)), "little")
 
 
 def _inner(item: Any) -> Any:

@@ -248,13 +248,17 @@ def test_an_evaluation_at_the_cut_is_done_whose_loader_also_evaluates_within_epo
     assert all(len(batches) == 1 for batches in resumed[0][:-left])
 
 
-def former(saved, epochs: int, **remembered):
-    """A checkpoint of version 0.1 with loaders for each epoch. `epochs`: those that are done."""
+def remembered(**values):
     kept = RememberedValues()
-    kept.update(remembered)
+    kept.update(values)
+    return kept.values
+
+
+def former(saved, epochs: int, **values):
+    """A checkpoint of version 0.1 with loaders for each epoch. `epochs`: those that are done."""
     for epoch in range(epochs):
         saved._own["loaders"].setdefault(f"loader{epoch}", {"epoch": epoch + 1, "batches": 0})
-    saved._own["remembered"] = kept.values
+    saved._own["remembered"] = remembered(**values)
     return saved
 
 
@@ -331,3 +335,26 @@ def test_checkpoints_do_not_grow_with_the_loaders_that_are_prepared_for_each_epo
         accelerated(script, 75, saved=cut.value.saved)
     assert size(again.value.saved) < sizes[0] * 1.2 and sizes[1] < sizes[0] * 1.2
     assert accelerated(script, saved=again.value.saved)[1][1] == whole[1][1]
+
+
+def test_checkpoints_do_not_grow_with_the_further_iterations_of_the_training_loader(accelerated):
+    def script(accelerator, epochs):
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+        model, optimizer, train = accelerator.prepare(model, optimizer, DataLoader(numbers(2), 2))
+        for _ in range(epochs):
+            for batch in train:
+                train_batch(accelerator, model, optimizer, batch)
+            next(iter(train))  # a look at the training data
+        return weights_of(model)
+
+    accelerated(lambda accelerator: script(accelerator, 500))
+    assert len(json.dumps(accelerated.session.saved().own(0)["remembered"])) < 500
+    whole = accelerated(lambda accelerator: script(accelerator, 60))
+    with pytest.raises(Cut) as cut:
+        accelerated(lambda accelerator: script(accelerator, 60), 50)
+    saved = cut.value.saved
+    assert accelerated(lambda accelerator: script(accelerator, 60), saved=saved) == whole and whole[0] == 60
+    earlier = [[number, number] for number in range(1, 100, 2)]  # ranges
+    saved._own["remembered"] |= remembered(trained={"loader0": earlier})
+    assert accelerated(lambda accelerator: script(accelerator, 60), saved=saved) == whole
