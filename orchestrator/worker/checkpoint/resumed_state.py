@@ -67,6 +67,11 @@ class ResumedState(Mapping[str, Any]):
         remembered = self._own.get("remembered", {})
         self._values = remembered if isinstance(remembered, dict) else {}
 
+    @property
+    def names(self) -> set[str]:
+        """Names of what was tracked; empty where the stage begins."""
+        return {*self._source.tree, *self._own.get("own", {})} if self._source else set()
+
     def state(self, name: str) -> Any:
         """The state_dict of the tracked object of that name, as it was saved.
 

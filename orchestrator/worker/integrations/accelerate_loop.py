@@ -69,6 +69,9 @@ class AccelerateCarrier:
     def __init__(self, accelerator: Any, session: Session) -> None:
         self._accelerator, self.session = accelerator, session
         self.things: dict[str, Any] = {}
+        self._repeated: dict[
+            str, Any
+        ] = {}  # the same, and once more what was prepared again: so earlier versions tracked it
         resumed = session.resumed
         self.trained: dict[str, int] = {name: _bits(text) for name, text in resumed.get("trained", {}).items()}
         self._counts: dict[str, int] = resumed.get("counts", {})  # iterations of the training loaders
@@ -108,13 +111,14 @@ class AccelerateCarrier:
         """What `prepare` has returned; a loader comes back as one that is followed."""
         if isinstance(item, DataLoader):
             return self._add_loader(item)
-        if isinstance(item, StepLoader) or self._is_known(item):  # prepared before
+        if isinstance(item, StepLoader):  # prepared before
             return item
         kinds = {nn.Module: "model", torch.optim.Optimizer: "optimizer"}
         word = next((word for cls, word in kinds.items() if isinstance(item, cls)), "other")
         if hasattr(item, "state_dict"):
-            number = sum(name.startswith(word) for name in self.things)
-            self.things[f"{word}{number}"] = _inner(item)
+            for things in [self._repeated] if self._is_known(item) else [self.things, self._repeated]:
+                number = sum(name.startswith(word) for name in things)
+                things[f"{word}{number}"] = _inner(item)
         return item
 
     def _add_loader(self, item: Any) -> StepLoader:
@@ -159,13 +163,20 @@ class AccelerateCarrier:
         self.is_begun, accelerator = True, self._accelerator
         session_end.empty_epoch = None
         for item in (*accelerator._models, *accelerator._optimizers, *accelerator._schedulers):
-            self.add(item)  # where it was prepared before the first optimizer
+            if not self._is_known(item):
+                self.add(item)  # prepared before the first optimizer
         things = {
-            name: carrier.trainable(item) if name.startswith("model") else item for name, item in self.things.items()
+            name: carrier.trainable(item) if name.startswith("model") else item for name, item in self._things().items()
         }
         custom = {f"custom{number}": item for number, item in enumerate(self._accelerator._custom_objects)}
         scaler = getattr(self._accelerator, "scaler", None)
         self.session.track(**things, **custom, **({"scaler": scaler} if scaler is not None else {}))
+
+    def _things(self) -> dict[str, Any]:
+        names = self.session.resumed.names
+        saved = {name: item for name, item in self._repeated.items() if name in names}
+        is_whole = all(any(item is one for one in saved.values()) for item in self.things.values())
+        return saved if is_whole and saved.keys() > self.things.keys() else self.things
 
     def note_left(self, loader: StepLoader, batch: int, number: int) -> None:
         """The script has left this iteration of the loader at this batch; 0 where it has read all of it."""

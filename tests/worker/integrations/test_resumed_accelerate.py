@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from kgorch.errors import CannotRestore
 from kgorch.worker import entry, session_end
 from kgorch.worker.checkpoint.resumed_state import RememberedValues
+from kgorch.worker.integrations import accelerate_loop
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -358,3 +359,31 @@ def test_checkpoints_do_not_grow_with_the_further_iterations_of_the_training_loa
     earlier = [[number, number] for number in range(1, 100, 2)]  # ranges
     saved._own["remembered"] |= remembered(trained={"loader0": earlier})
     assert accelerated(lambda accelerator: script(accelerator, 60), saved=saved) == whole
+
+
+@pytest.mark.parametrize("cut_at", [4, 8])
+def test_a_checkpoint_that_holds_a_model_twice_is_continued(accelerated, monkeypatch, cut_at):
+    """As earlier versions tracked a model that was prepared again."""
+
+    def script(accelerator):
+        model, other, seen = nn.Linear(1, 1), nn.Linear(1, 2), []
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+        model, optimizer, train = accelerator.prepare(model, optimizer, shuffled())
+        model, other, val = accelerator.prepare(model, other, shuffled(4))
+        for _ in range(3):
+            for batch in train:
+                seen.append(samples(batch))
+                train_batch(accelerator, model, optimizer, batch)
+            len(list(val))
+        return seen, weights_of(model), weights_of(other)
+
+    whole = accelerated(script)
+    with pytest.raises(Cut) as cut, monkeypatch.context() as earlier:
+        earlier.setattr(accelerate_loop.AccelerateCarrier, "_is_known", lambda carried, _: carried.is_begun)
+        accelerated(script, cut_at)
+    saved = cut.value.saved
+    assert {"model0", "model1", "model2"} <= saved.tree.keys()
+    assert accelerated(script, saved=saved) == (18, (whole[1][0][cut_at:], *whole[1][1:]))
+    with pytest.raises(Cut) as again:
+        accelerated(script, 14, saved=saved)
+    assert accelerated(script, saved=again.value.saved) == (18, (whole[1][0][14:], *whole[1][1:]))
