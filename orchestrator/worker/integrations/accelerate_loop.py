@@ -16,6 +16,7 @@ from __future__ import annotations
 import base64
 import functools
 import itertools
+import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
@@ -77,6 +78,7 @@ class AccelerateCarrier:
         self._counts: dict[str, int] = resumed.get("counts", {})  # iterations of the training loaders
         self._saved_at: list[Any] | None = resumed.get("at")
         """Name and number of the iteration whose batch the newest step begins with, and whether that iteration is over."""
+        self._saved_number: float = resumed.get("number", math.inf)  # of loaders that were prepared
         self._at = self._saved_at
         self._prepared = _Prepared(**resumed.get("prepared", {}))
         self.left_at: dict[str, int] = resumed.get("left_at", {})
@@ -126,6 +128,7 @@ class AccelerateCarrier:
             self._within += 1
             return StepLoader(item, self, f"within{self._within}")
         number, self._number = self._number, self._number + 1
+        self.session.remember(number=self._number)
         loader = StepLoader(item, self, f"loader{number}", number, self._epochs)
         self._recall(loader)
         if self._prepared.has_forgotten(number) and not self.session.resumed.epoch_of(loader.name):
@@ -238,6 +241,8 @@ class AccelerateCarrier:
         name, saved, is_over = self._saved_at
         if (name, saved) == (loader.name, number) and not is_over:
             return True
+        if is_over and (loader.number or 0) >= self._saved_number:
+            return True  # prepared for an epoch that the training is extended by
         # The next epoch, also where an evaluation at which it was cut does not come again.
         is_next = self.is_driver(loader) and number >= self._trained_of(loader).bit_length()
         return is_next and (is_over or name not in self.trained)

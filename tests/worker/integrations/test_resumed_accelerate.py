@@ -210,14 +210,23 @@ def test_a_loader_that_is_prepared_within_an_epoch_and_read_over_steps_is_said_t
     assert "begins anew" in accelerated.session.exactness["within"]
 
 
-def test_a_stage_that_is_trained_longer_goes_on_with_its_next_epoch(accelerated):
+@pytest.mark.parametrize("anew", ["nothing", "train", "both", "others after it"])
+def test_a_stage_that_is_trained_longer_goes_on_with_its_next_epoch(accelerated, anew):
     def script(accelerator, epochs=3):
         model = nn.Linear(1, 1)
         optimizer = torch.optim.AdamW(model.parameters(), 0.1)
         model, optimizer, train = accelerator.prepare(model, optimizer, shuffled())
-        for _ in range(epochs):
+        for epoch in range(epochs):
+            if anew == "both":
+                train, other = accelerator.prepare(shuffled(), shuffled(4))
+            elif epoch and anew != "nothing":
+                train = accelerator.prepare(shuffled())
             for batch in train:
                 train_batch(accelerator, model, optimizer, batch)
+            if anew == "others after it":
+                other = accelerator.prepare(shuffled(4))
+            if anew in ("both", "others after it"):
+                len(list(other))
         return weights_of(model)
 
     longer = accelerated(lambda accelerator: script(accelerator, 5))
