@@ -50,6 +50,11 @@ OUTSIDE = "steps that belong to no loop over a loader are saved at the next batc
 
 AGAIN = "a loader prepared after the first step, and iterated after newer ones, begins its order anew after a resume if it shuffles"
 
+HELD = (
+    "the steps of a loop within an iteration of another loader, also of a kept iterator, are saved together at its next batch,"
+    " and where it was kept over epochs the batches after a resume may be others"
+)
+
 NO_LADDER = "no memory ladder: the script does forward and backward itself"
 
 
@@ -87,7 +92,7 @@ class AccelerateCarrier:
         """Training loaders by a checkpoint of an earlier version, which knew epochs that are done in place of iterations."""
         if not self._at and (drivers := resumed.get("drivers", [resumed.get("driver")])) != [None]:
             self._former, self._saved_at = drivers, [resumed.get("asked"), 0, False]
-        self.is_begun = self._has_boundary = self._is_second = False
+        self.is_begun = self._has_boundary = self._is_second = self._is_inner_asked = False
         self.loaders: dict[str, StepLoader] = {}
         self._number = self._within = 0  # of loaders that were prepared outside of all iterations, and within one
         self._epochs = 0  # of all training loaders
@@ -271,6 +276,8 @@ class AccelerateCarrier:
                 f"the script trains with {loader.name}, which the checkpoint does not know as a training loader",
                 next_step="prepare the loaders in the same order as in the sessions before",
             )
+        if self._is_inner_asked:
+            self.session.note_exactness(held=HELD)
         number, is_new = loader.iterations, not self.is_driver(loader)
         if self._is_trained(loader, number):
             return
@@ -305,6 +312,8 @@ class AccelerateCarrier:
 
     def before_batch(self, asked: StepLoader) -> None:
         """A loader is asked for a batch."""
+        # Also between two steps within one batch of the outer loader.
+        self._is_inner_asked = asked is not self.outer and self.outer is not None and self.session.is_step_done
         if asked is not self.outer or (self._has_boundary and not self.session.is_step_done):
             return  # within a step of the training loader: a resume goes on with its next batch
         self._has_boundary = True

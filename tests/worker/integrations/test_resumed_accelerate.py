@@ -396,3 +396,26 @@ def test_a_checkpoint_that_holds_a_model_twice_is_continued(accelerated, monkeyp
     with pytest.raises(Cut) as again:
         accelerated(script, 14, saved=saved)
     assert accelerated(script, saved=again.value.saved) == (18, (whole[1][0][14:], *whole[1][1:]))
+
+
+@pytest.mark.parametrize("is_before", [False, True])
+def test_a_held_iterator_in_which_a_training_runs_is_told(accelerated, is_before):
+    def script(accelerator, is_held=True):
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+        model, optimizer, train, val = accelerator.prepare(model, optimizer, shuffled(), shuffled(8))
+        examples = iter(val)
+        if is_held and is_before:
+            next(examples)
+        for _ in range(3):
+            for batch in train:
+                train_batch(accelerator, model, optimizer, batch)
+                if not is_held:
+                    len(list(val))
+            if is_held and not is_before:
+                next(examples)
+
+    accelerated(script)
+    assert "saved together" in accelerated.session.exactness["held"]
+    accelerated(lambda accelerator: script(accelerator, is_held=False))
+    assert "held" not in accelerated.session.exactness
