@@ -75,9 +75,8 @@ class AccelerateCarrier:
     def __init__(self, accelerator: Any, session: Session) -> None:
         self._accelerator, self.session = accelerator, session
         self.things: dict[str, Any] = {}
-        self._repeated: dict[
-            str, Any
-        ] = {}  # the same, and once more what was prepared again: so earlier versions tracked it
+        self._repeated: dict[str, Any] = {}
+        """The same, and once more what was prepared again: so earlier versions tracked it."""
         resumed = session.resumed
         self.trained: dict[str, int] = {name: _bits(text) for name, text in resumed.get("trained", {}).items()}
         self._counts: dict[str, int] = resumed.get("counts", {})  # iterations of the training loaders
@@ -460,9 +459,7 @@ def _text(bits: int) -> str:
     return base64.b64encode(zlib.compress(bits.to_bytes(bits.bit_length() // 8 + 1, "little"))).decode()
 
 
-def _bits(text: str | list[list[int]]) -> int:
-    if not isinstance(text, str):  # ranges, as a checkpoint of an earlier version has them
-        return sum((2 << last) - (1 << first) for first, last in text)
+def _bits(text: str) -> int:
     return int.from_bytes(zlib.decompress(base64.b64decode(text)), "little")
 
 

@@ -365,9 +365,6 @@ def test_checkpoints_do_not_grow_with_the_further_iterations_of_the_training_loa
         accelerated(lambda accelerator: script(accelerator, 60), 50)
     saved = cut.value.saved
     assert accelerated(lambda accelerator: script(accelerator, 60), saved=saved) == whole and whole[0] == 60
-    earlier = [[number, number] for number in range(1, 100, 2)]  # ranges
-    saved._own["remembered"] |= remembered(trained={"loader0": earlier})
-    assert accelerated(lambda accelerator: script(accelerator, 60), saved=saved) == whole
 
 
 @pytest.mark.parametrize("cut_at", [4, 8])
