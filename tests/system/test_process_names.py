@@ -17,7 +17,10 @@ from kgorch.worker.foreign import program
 from kgorch.worker.telemetry import rank_metrics
 
 NAME = "tải_dữ_liệu_ảnh".encode()
-SLEEPS = f"import ctypes, time; ctypes.CDLL(None).prctl(15, {NAME!r}); print(flush=True); time.sleep(1000)"
+CATCHES = (
+    "import signal; signal.signal(signal.SIGTERM, print)"  # SIGINT is ignored where the tests run in the background
+)
+SLEEPS = f"{CATCHES}; import ctypes, time; ctypes.CDLL(None).prctl(15, {NAME!r}); print(flush=True); time.sleep(1000)"
 
 
 @pytest.fixture
@@ -46,7 +49,7 @@ def test_another_process_of_such_a_name(named):
     assert named.pid in shim._children()
     assert named.pid in {info.pid for info in program._all_processes()}
     assert str(named.pid) in rank_metrics._children_s()
-    assert stack_dumps._catches(named.pid, signal.SIGINT) and not stack_dumps._catches(named.pid, signal.SIGUSR2)
+    assert stack_dumps._catches(named.pid, signal.SIGTERM) and not stack_dumps._catches(named.pid, signal.SIGUSR2)
 
 
 def test_this_process_under_such_a_name(own_name):
