@@ -161,9 +161,13 @@ def _is_empty(path: Path) -> bool:
 
 
 def _configure(connection: Any, may_log: bool, *, is_new: bool) -> None:
-    """Args: may_log: the disk is this machine's own, so that there may be a write-ahead log.
+    """Prepare a new connection.
 
-    A database that is kept without one stays so: the machine that exports a shared disk sees its own one, while others use it.
+    A database that has no write-ahead log stays so: to the machine that exports a shared disk the disk is its own, while others use
+    the database.
+
+    Args:
+        may_log: the disk is this machine's own, so that there may be a write-ahead log.
     """
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout={SET_UP_MS if is_new else BUSY_MS}")

@@ -32,7 +32,7 @@ from kgorch.system.file_lock import FileLock
 from kgorch.trackers import state as stored
 from kgorch.trackers.feed import Cursor, feed_of, unsent
 from kgorch.trackers.state import TrackerState
-from kgorch.trackers.tracker import Settings, TrackedRun, Tracker
+from kgorch.trackers.tracker import TrackedRun, Tracker, TrackerSettings
 
 EVERY_S, MAX_PAUSE_S, SHARE = 5.0, 60.0, 0.005
 """A comparison every five seconds; up to a minute apart where reading would take more than a two-hundredth of a core."""
@@ -50,13 +50,13 @@ BUSY = "another process of kgorch sends this run's metrics"
 Report = Callable[[Mapping[str, Any]], None]
 
 
-class Order(NamedTuple):
+class TrackerOrder(NamedTuple):
     """What the process is started with. It holds no secret: those are in the environment."""
 
     home: str
     run_id: str
     tracker: str
-    settings: Settings
+    settings: TrackerSettings
 
 
 def open_tracker(name: str, run: TrackedRun) -> Tracker:
@@ -84,7 +84,7 @@ def pause_s(reading_s: float) -> float:
 class Feeder:
     """Feeds one tracker with one run."""
 
-    def __init__(self, engine: Engine, run: RunInfo, order: Order, report: Report) -> None:
+    def __init__(self, engine: Engine, run: RunInfo, order: TrackerOrder, report: Report) -> None:
         self._engine, self._run, self._order, self._report = engine, run, order, report
         self._folder = Path(run.folder, "trackers")
         self._state_path = self._folder / f"{order.tracker}.json"
@@ -191,7 +191,9 @@ def _redacted(value: Any, secrets: Iterable[str]) -> Any:
 
 def main(text: str) -> int:
     document = json.loads(text)
-    order = Order(document["home"], document["run"], document["tracker"], Settings(**document["settings"]))
+    order = TrackerOrder(
+        document["home"], document["run"], document["tracker"], TrackerSettings(**document["settings"])
+    )
     report = _reporter()
     if document["beside_training"]:
         priority.lower(NICE)

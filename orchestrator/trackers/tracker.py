@@ -10,7 +10,7 @@ from kgorch.db.rows import RunInfo
 from kgorch.trackers.feed import Cursor, Feed, Scalar
 
 
-class Settings(NamedTuple):
+class TrackerSettings(NamedTuple):
     """The plan's `[track]`, for one tracker; the values are those of plan/track.py."""
 
     project: str | None = None
@@ -30,7 +30,7 @@ class TrackedRun(NamedTuple):
     """
 
     info: RunInfo
-    settings: Settings
+    settings: TrackerSettings
     arguments: Mapping[str, Any]
     state: Path
     reference: str = ""

@@ -291,9 +291,10 @@ class StepLoop:
 
     def _save_best(self) -> None:
         """Between two epochs, unless gradients are summed over them."""
-        if self._supervision is not None:
-            saves = self._supervision.saves
-            (saves.miss_best if self._batches_since else saves.between_epochs)()
+        if self._supervision is not None and self._batches_since:
+            self._supervision.saves.miss_best()
+        elif self._supervision is not None:
+            self._supervision.saves.between_epochs()
 
     def _from_first_batch(self, trials: Iterator[list[Any]]) -> Iterator[list[Any]]:
         """A probe's batches: they may be the first ones again."""

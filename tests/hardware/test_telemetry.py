@@ -161,18 +161,6 @@ def test_a_gpu_without_a_handle_from_the_start_costs_the_others_nothing(tmp_path
         wait_until(lambda: "gpu0.util" in ask.look())
 
 
-def test_gpus_that_are_all_refused_are_told_with_the_cause(tmp_path, asked):
-    driver = build(tmp_path)
-    for gpu in (0, 1):
-        driver.set(gpu, forbidden=1)
-    ask = asked(driver.env)
-    wait_until(lambda: ask.look() is not None and ask.told)
-    driver.heal()
-    assert wait_until(ask.look)
-    wait_until(lambda: ask.look() and len(ask.told) > 1)
-    assert ask.kinds() == ["telemetry_lost", "telemetry_back"]
-
-
 def test_without_a_driver_or_with_one_that_is_not_loaded_nothing_is_said(tmp_path, asked):
     driver = build(tmp_path)
     driver.fail("nvmlInitWithFlags", "not_loaded")
@@ -183,9 +171,14 @@ def test_without_a_driver_or_with_one_that_is_not_loaded_nothing_is_said(tmp_pat
         time.sleep(0.1)
 
 
-def test_a_driver_that_fails_otherwise_is_told_once_and_tried_again(tmp_path, asked):
+@pytest.mark.parametrize("fault", ["the driver", "all GPUs"])
+def test_a_driver_that_fails_otherwise_is_told_once_and_tried_again(tmp_path, asked, fault):
     driver = build(tmp_path)
-    driver.fail("nvmlDeviceGetCount_v2", "unknown")
+    if fault == "the driver":
+        driver.fail("nvmlDeviceGetCount_v2", "unknown")
+    else:
+        for gpu in (0, 1):
+            driver.set(gpu, forbidden=1)
     ask = asked(driver.env)
     wait_until(lambda: ask.look() is not None and ask.told)
     driver.heal()

@@ -248,9 +248,9 @@ def test_tensorboard_shows_each_step_once_over_sessions_that_were_cut_off(engine
 def test_a_living_tensorboard_sees_steps_that_an_attempt_undid_replaced(engine, run, tmp_path):
     pytest.importorskip("tensorboard")
     from kgorch.trackers.tensorboard_files import TensorBoardFiles
-    from kgorch.trackers.tracker import Settings, TrackedRun
+    from kgorch.trackers.tracker import TrackedRun, TrackerSettings
 
-    tracker = TensorBoardFiles(TrackedRun(run, Settings(folder="tb"), {}, tmp_path))
+    tracker = TensorBoardFiles(TrackedRun(run, TrackerSettings(folder="tb"), {}, tmp_path))
     add_session(engine, run, 0, 30)
     tracker.send(feed_of(engine, run, system=False), [])
     [first] = Path(tracker.url).iterdir()

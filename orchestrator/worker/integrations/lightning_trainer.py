@@ -107,9 +107,8 @@ class LightningCarrier:
             self._stepped = loop.epoch_loop._batches_that_stepped
             self._is_rest = loop.epoch_progress.current.ready > loop.epoch_progress.current.processed
             if not self._is_rest and loop.epoch_loop.batch_progress.is_last_batch:
-                loop._restarting = loop.epoch_loop.restarting = (
-                    False  # where `max_steps` has ended it, Lightning restarts
-                )
+                # Lightning takes an epoch that `max_steps` has ended for one that goes on.
+                loop._restarting = loop.epoch_loop.restarting = False
             self._extends = not self._is_rest and not loop.restarting
             loop.epoch_loop.batch_progress.is_last_batch = False  # of the batch that comes again
             # Where it was stopped before its last epoch, only what follows it in the script is left.
