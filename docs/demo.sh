@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The main job in small: a 3D U-Net that finds papyrus surfaces, trained by two real DDP ranks through sessions of 30 seconds,
+# The main job in small: a 3D U-Net that finds papyrus surfaces, trained by two real DDP ranks through sessions of some 30 seconds,
 # one of them killed without a word, until the run is finished and the submission is packed.   bash docs/demo.sh [FOLDER]
 set -euo pipefail
 folder=${1:-demo}
@@ -9,6 +9,7 @@ export KGORCH_HOME=$PWD/state
 
 say() { printf '\n\033[1m# %s\033[0m\n' "$*"; }
 step() { kgorch status --json | python -c 'import json, sys; print(json.load(sys.stdin)["step"])'; }
+most_is_done() { kgorch status --json | python -c 'import json, sys; s = json.load(sys.stdin)["stages"][0]; sys.exit(not (s["done"] or s["step"] > 192))'; }
 wall=30
 start() {
     before=$1
@@ -25,6 +26,14 @@ say "volumes, laid out as the real data set"
 python -m kgorch.workloads.surface_detection.make_volumes volumes
 
 code=0; start 0
+# what is left must do for two more sessions, also on a machine that is faster than its author's
+while most_is_done; do
+    [ "$wall" -gt 7 ] || { echo "expected a session that ends at its wall (10), got $code"; exit 1; }
+    wall=$((wall / 2))
+    say "this machine does most of the training in one session; once more, with sessions of ${wall} s"
+    rm -rf state
+    code=0; start 0
+done
 [ "$code" = 10 ] || { echo "expected a session that ends at its wall (10), got $code"; exit 1; }
 
 say "kgorch start plan.toml --detach, and then SIGKILL to everything of it"
