@@ -92,7 +92,7 @@ def wait_for_checkpoint(kgorch: Kgorch, above: int = -1, within_s: float = 120) 
     found: int = wait_until(
         lambda: kgorch.try_status() and max((step for step in saved_steps(kgorch) if step > above), default=0),
         within_s=within_s,
-        what=f"a checkpoint above {above}: {kgorch.try_status()}\n{kgorch.logs()}",
+        what=lambda: f"a checkpoint above {above}: {kgorch.try_status()}\n{kgorch.logs()}",
     )
     return found
 

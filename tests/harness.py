@@ -37,17 +37,20 @@ from kgorch.system.sockets import control_socket
 PROGRAMS = Path(__file__).parent / "programs"
 
 
-def wait_until(condition: Callable[[], Any], *, within_s: float = 60.0, what: str = "") -> Any:
+def wait_until(condition: Callable[[], Any], *, within_s: float = 60.0, what: str | Callable[[], str] = "") -> Any:
     """The condition's first true value; fails the test when none comes in time.
 
     What is waited for competes with the looks at it: a look that takes long is taken more rarely.
+
+    Args:
+        what: what is waited for; a function is asked when the time is over.
     """
     until = time.monotonic() + within_s
     while (began := time.monotonic()) < until:
         if value := condition():
             return value
         time.sleep(max(0.1, 3 * (time.monotonic() - began)))
-    raise AssertionError(f"not within {within_s:.0f} s: {what or condition}")
+    raise AssertionError(f"not within {within_s:.0f} s: {what() if callable(what) else what or condition}")
 
 
 def weekly_reset(days: int = 3) -> str:
@@ -265,7 +268,7 @@ class Kgorch:
                 and s
             ),
             within_s=within_s,
-            what=f"step {step}: {self.try_status()}",
+            what=lambda: f"step {step}: {self.try_status()}\n{self.logs()}",
         )
         return found
 

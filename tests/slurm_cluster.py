@@ -77,7 +77,7 @@ class Cluster:
             boot_id.write_text(f"{uuid.uuid4()}\n")
             elsewhere = f'mount --bind "{boot_id}" {BOOT_ID} && exec "$0" -D -N {node}'
             self._run(node, "unshare", "--mount", "sh", "-c", elsewhere, str(shutil.which("slurmd", path=_path())))
-        wait_until(self._are_nodes_idle, what=f"nodes: {self.logs()}")
+        wait_until(self._are_nodes_idle, what=lambda: f"nodes: {self.logs()}")
 
     def _are_nodes_idle(self) -> bool:
         return self.ask("sinfo", "-h", "-N", "-p", "all", "-o", "%T").split() == ["idle"] * len(NODES)

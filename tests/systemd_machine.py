@@ -103,7 +103,9 @@ class Machine:
                 start_new_session=True,
             )
         self._pid = int(wait_until(self._child, within_s=20, what="PID 1"))
-        wait_until(self._is_up, within_s=60, what=f"the boot: {(self.disk / 'console.log').read_text()[-2000:]}")
+        wait_until(
+            self._is_up, within_s=60, what=lambda: f"the boot: {(self.disk / 'console.log').read_text()[-2000:]}"
+        )
 
     def inside(self, *command: str | Path, folder: Path | None = None) -> list[str]:
         """The command line that runs `command` in the machine."""

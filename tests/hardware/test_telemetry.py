@@ -249,7 +249,7 @@ def test_a_training_shows_its_gpus_its_host_and_its_ranks_and_a_driver_that_hang
         values = (kgorch.status()["telemetry"] or {"values": {}})["values"]
         return values if {"rank0.data_wait", "rank1.data_wait", "rank0.loaders", "gpu1.util"} <= values.keys() else None
 
-    values = wait_until(whole, what=f"a whole sample: {kgorch.status()['telemetry']}")
+    values = wait_until(whole, what=lambda: f"a whole sample: {kgorch.status()['telemetry']}")
     assert values["gpu0.mem_used"] == 12391 * MIB
     assert 0 < values["rank1.data_wait"] < 1 and 0 < values["rank0.step_s"] < 60 and values["rank0.rss"] > 50 * MIB
     assert 0 < values["host.mem_used"] < values["host.mem_total"] and values["host.disk_free"] > 0

@@ -226,7 +226,9 @@ def test_three_daemons_finish_all_runs_under_random_kills_with_exact_hours(machi
             break
         do_harm(kind, machines, engine, chance)
     expected = {f"run{number}": "finished" for number in range(count)}
-    wait_until(lambda: all_states(engine) == expected, within_s=180 * count, what=f"all finish: {all_states(engine)}")
+    wait_until(
+        lambda: all_states(engine) == expected, within_s=180 * count, what=lambda: f"all finish: {all_states(engine)}"
+    )
     for run in runs.all_runs(engine):
         assert sessions.last(engine, run.id).step == 72
     check_hours(engine)

@@ -39,7 +39,7 @@ def training(kgorch: Kgorch, cluster: Cluster, session: int = 1) -> dict[str, An
             and view
         ),
         within_s=180,
-        what=f"session {session}: {kgorch.try_status()} {job_log(kgorch)} {cluster.logs()}",
+        what=lambda: f"session {session}: {kgorch.try_status()} {job_log(kgorch)} {cluster.logs()}",
     )
     return found
 
@@ -92,7 +92,9 @@ def test_a_session_requeues_its_job_and_the_login_node_stops_what_it_cannot_reac
 
     cluster.ask("scontrol", "requeue", job)
     wait_until(
-        lambda: "does not continue it" in job_log(kgorch), within_s=60, what=f"{job_log(kgorch)} {cluster.logs()}"
+        lambda: "does not continue it" in job_log(kgorch),
+        within_s=60,
+        what=lambda: f"{job_log(kgorch)} {cluster.logs()}",
     )
     assert len(kgorch.history()) == 2 and not kgorch.status()["slurm"]["is_open"], "a requeue does not undo a stop"
 
