@@ -87,7 +87,7 @@ def saved_steps(kgorch: Kgorch) -> list[int]:
     return [row["step"] for row in kgorch.look("checkpoints", "list")]
 
 
-def wait_for_checkpoint(kgorch: Kgorch, above: int = -1, within_s: float = 120) -> int:
+def wait_for_checkpoint(kgorch: Kgorch, above: int = -1, within_s: float = 240) -> int:
     """The step of the first verified checkpoint above that one."""
     found: int = wait_until(
         lambda: kgorch.try_status() and max((step for step in saved_steps(kgorch) if step > above), default=0),
