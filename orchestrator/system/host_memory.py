@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -53,9 +54,10 @@ def _of_groups() -> list[tuple[int, int]]:
 def _groups() -> list[tuple[int, Path, str]]:
     """Version, root and path of our control group, for each version of cgroups that may limit memory."""
     try:
-        lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+        text = os.fsdecode(Path("/proc/self/cgroup").read_bytes())  # a group may have any name
     except OSError:
         return []
+    lines = [line.split(":", 2) for line in text.split("\n") if line]
     # in a hybrid hierarchy version 1 has the memory controller, so it is first
     first = [(1, CGROUP / "memory", path) for _, controllers, path in lines if "memory" in controllers.split(",")]
     return first + [(2, CGROUP, path) for _, controllers, path in lines if not controllers]

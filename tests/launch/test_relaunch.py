@@ -150,7 +150,7 @@ def bounded(tmp_path):
 
 def _control_group(size: int) -> Path | None:
     for version, root, path in host_memory._groups():
-        folder = root / path.lstrip("/") / f"kgorch-test-{os.getpid()}"
+        folder = root / path.lstrip("/") / f"kgorch-\udce9-{os.getpid()}"  # not UTF-8: a group may have any name
         try:
             folder.mkdir()
             (folder / ("memory.max" if version == 2 else "memory.limit_in_bytes")).write_text(str(size))
@@ -160,6 +160,14 @@ def _control_group(size: int) -> Path | None:
             continue
         return folder
     return None
+
+
+def test_a_control_group_of_any_name_bounds_what_is_free(bounded):
+    code = f"import os; open({str(bounded / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
+    code += "from kgorch.launch import standby; from kgorch.system import host_memory\n"
+    code += "print(host_memory.free_and_total()[1] >> 20, any('kgorch-' in line for line in standby.conditions({})))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["1300", "True"], done.stderr
 
 
 def test_what_the_kernel_kills_for_want_of_memory_takes_a_rung_of_the_hosts(kgorch, bounded):
