@@ -10,6 +10,7 @@ another state folder, and programs that do not use kgorch, are not known here. W
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
@@ -35,6 +36,10 @@ class GpusUnavailable(KgorchError):
     """The GPUs that a session needs are locked by others."""
 
     error_code = "KG305"
+
+
+class GpusUnlisted(GpusUnavailable):
+    """The driver does not answer: nobody can tell which GPUs are free."""
 
 
 class LockOwner(Protocol):
@@ -181,7 +186,12 @@ def _query_visible(environ: Mapping[str, str]) -> list[LockableGpu]:
 
     def ask() -> list[LockableGpu]:
         with nvml.library() as lib:
-            return [_lockable(gpu) for gpu in cuda_visible.parse(text, nvml.gpu_uuids(lib)).gpus]
+            gpus = cuda_visible.parse(text, nvml.gpu_uuids(lib)).gpus
+        answering = [gpu for gpu in gpus if gpu.uuid or gpu.is_mig]
+        if answering and len(answering) < len(gpus):
+            # a GPU that is lost, or forbidden here, is nobody's; and CUDA counts without it, so the others go by their UUIDs
+            return [_lockable(dataclasses.replace(gpu, entry=gpu.uuid)) for gpu in answering]
+        return [_lockable(gpu) for gpu in gpus]
 
     return nvml.query(ask) or []
 
@@ -247,7 +257,7 @@ def cuda_variables(
     user's own CUDA_VISIBLE_DEVICES is rewritten without blanks: not every reader of it accepts them before a UUID.
     """
     variables = {ORDER: "PCI_BUS_ID"}
-    if len(devices) < len(universe) or VISIBLE in environ:
+    if len(devices) < len(universe) or VISIBLE in environ or not all(device.visible.isdigit() for device in devices):
         variables[VISIBLE] = ",".join(device.visible for device in devices)
     return variables
 
@@ -287,9 +297,9 @@ def _try(descriptor: int, lock: int) -> bool:
     return False
 
 
-def _unlisted(error: nvml.DriverUnresponsive, next_step: str) -> GpusUnavailable:
+def _unlisted(error: nvml.DriverUnresponsive, next_step: str) -> GpusUnlisted:
     what = "the GPUs of this machine cannot be listed: the driver does not answer"
-    return GpusUnavailable(what, str(error), next_step=next_step)
+    return GpusUnlisted(what, str(error), next_step=next_step)
 
 
 def _unavailable(home: Path, run: LockOwner, universe: Sequence[LockableGpu], count: int) -> GpusUnavailable:

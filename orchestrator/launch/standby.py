@@ -59,7 +59,11 @@ def conditions(environ: Mapping[str, str]) -> list[str]:
     names = (name for name in dir(resource) if name.startswith("RLIMIT_"))
     limits = [f"{name}: {resource.getrlimit(getattr(resource, name))}" for name in names]
     spaces = [str(path.readlink()) for path in sorted(Path("/proc/self/ns").iterdir())]
-    placement = [str(sorted(os.sched_getaffinity(0))), str(os.nice(0)), os.fsdecode(Path("/proc/self/cgroup").read_bytes())]
+    placement = [
+        str(sorted(os.sched_getaffinity(0))),
+        str(os.nice(0)),
+        os.fsdecode(Path("/proc/self/cgroup").read_bytes()),
+    ]
     return [
         *variables,
         *limits,

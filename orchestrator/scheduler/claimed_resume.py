@@ -25,7 +25,7 @@ from kgorch.db import fleet, queue, queue_claims, runs
 from kgorch.db.queue import Claimant
 from kgorch.db.rows import ResumeInfo
 from kgorch.errors import KgorchError
-from kgorch.hardware.gpu_locks import GpusUnavailable
+from kgorch.hardware.gpu_locks import GpusUnavailable, GpusUnlisted
 from kgorch.platforms.profile import Profile
 from kgorch.system import process_identity
 
@@ -83,6 +83,9 @@ def resume(
         result = session_start.resume(
             LocalState(engine, home, profile), ResumeRequest(name, by_user=False), watcher=watcher
         )
+    except GpusUnlisted as error:  # a driver that fails may need a user: after some tries one is notified
+        _put_back_after_error(engine, resume_id, error)
+        raise
     except (GpusUnavailable, StateElsewhere) as error:
         _put_back_to_wait(engine, resume_id, str(error.what))
         return None

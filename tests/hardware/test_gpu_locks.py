@@ -167,6 +167,22 @@ def test_who_adopts_while_the_driver_is_silent_has_the_locks_once_it_answers(hol
     assert holders.hold("a")[1][0] == "held"
 
 
+@pytest.mark.parametrize("fault", ["lost", "forbidden"])
+def test_a_gpu_that_does_not_answer_is_nobodys_and_the_others_go_by_their_uuid(holders, driver, fault):
+    """CUDA counts without it."""
+    first, _ = holders.hold("a", 2)
+    driver.set(0, **{fault: 1})
+    assert holders.hold("b")[1][0] == "held"
+    first.kill()
+    first.wait()
+    second, got = holders.hold("b", 2)
+    assert got[0] == "has" and got[1].startswith("GPU-00000001-") and got[2] == [0, 0]
+    assert holders.hold("c")[1][0] == "held"
+    second.kill()
+    second.wait()
+    assert holders.hold("c", CUDA_VISIBLE_DEVICES="0,1")[1] == got
+
+
 def test_without_a_driver_nothing_is_claimed(tmp_path, holders):
     for variable in ("LD_LIBRARY_PATH", "KGORCH_TEST_DRIVER"):
         holders.env.pop(variable)

@@ -27,7 +27,7 @@ from kgorch.core import scheduling as core
 from kgorch.core.codes import NotStarted, Reason
 from kgorch.db import active_sessions, queue, queue_claims, runs, sessions
 from kgorch.db.engine import open_database
-from kgorch.hardware.gpu_locks import GpusUnavailable
+from kgorch.hardware.gpu_locks import GpusUnavailable, GpusUnlisted
 from kgorch.platforms.generic import PROFILE
 from kgorch.protocol.messages import Response
 from kgorch.scheduler import claimed_resume, daemon_api
@@ -359,6 +359,26 @@ def test_a_run_that_a_user_queues_after_a_stop_that_was_not_recorded_stays_queue
         waits = queue.pending_resume(engine, run.id)
         assert (waits.state, waits.reason) == ("due", "queued") and waits.due_at is not None
     assert sessions.last(engine, run.id).reason == "user"
+    engine.dispose()
+
+
+def test_a_driver_that_does_not_answer_counts_as_a_failed_start_where_gpus_in_use_do_not(kgorch, monkeypatch):
+    """A run that waits for a GPU has no fault; nobody would hear of a driver that hangs for days."""
+    kgorch("start", str(kgorch.plan()), "--queue")
+    engine = open_database(kgorch.home)
+    run = runs.newest(engine, "test")
+    raised = [GpusUnavailable("in use"), GpusUnlisted("the driver does not answer"), GpusUnlisted("the same")]
+
+    def fail(*_):
+        raise raised.pop(0)
+
+    monkeypatch.setattr(session_start, "open_session", fail)
+    assert claimed_resume.resume(engine, kgorch.home, PROFILE, "test", claimed(engine, run.id), SILENT) is None
+    for _ in range(2):
+        with pytest.raises(GpusUnlisted):
+            claimed_resume.resume(engine, kgorch.home, PROFILE, "test", claimed(engine, run.id), SILENT)
+    waits = queue.pending_resume(engine, run.id)
+    assert (waits.state, waits.failed_starts) == ("due", 2) and waits.last_error == "the same"
     engine.dispose()
 
 
