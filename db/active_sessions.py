@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Engine, func, select, update
+from sqlalchemy import Engine, and_, func, or_, select, update
 from sqlalchemy.orm import Session as Orm
 from sqlalchemy.orm import aliased
 
 from kgorch.core.codes import LIVE, REASON_TEXT, Reason, RunState
 from kgorch.db import fleet
-from kgorch.db.queue import WAITING, count_of, is_no_job, one_writer, queue_resume
-from kgorch.db.tables import Resume, Run, SessionRow
+from kgorch.db.queue import WAITING, count_of, one_writer, queue_resume
+from kgorch.db.tables import Resume, Run, SessionRow, SlurmJobRow
 
 
 class ActiveSession(NamedTuple):
@@ -48,8 +48,8 @@ class ActiveSession(NamedTuple):
 
 
 def all_of(engine: Engine) -> list[ActiveSession]:
-    """Sessions that are not over by their rows, but for those in a Slurm job, which belong to its node and not to a daemon.
-    Whether their processes live is for the caller to check."""
+    """Sessions that are not over by their rows, but for those that began in a Slurm job or whose run has one now: they belong to
+    its node, and not to a daemon. Whether their processes live is for the caller to check."""
     with Orm(engine) as orm:
         at = fleet.utc_now(orm)
         return [_active(engine, tuple(row), at) for row in orm.execute(_active_query())]
@@ -82,6 +82,12 @@ def _active_query() -> Any:
     other, done = aliased(Resume), aliased(Resume)
     waiting = select(other.id).where(other.run_id == SessionRow.run_id, other.state.in_(WAITING)).exists()
     newest = select(func.max(done.id)).where(done.run_id == SessionRow.run_id, done.state.not_in(WAITING))
+    began_in_it = and_(SlurmJobRow.submitted_at <= SessionRow.started_at, SlurmJobRow.ended_at >= SessionRow.started_at)
+    of_a_job = (
+        select(SlurmJobRow.id)
+        .where(SlurmJobRow.run_id == SessionRow.run_id, or_(SlurmJobRow.ended_at.is_(None), began_in_it))
+        .exists()
+    )
     return (
         select(
             SessionRow.run_id,
@@ -99,7 +105,7 @@ def _active_query() -> Any:
         )
         .join(Run, Run.id == SessionRow.run_id)
         .outerjoin(Resume, Resume.id == newest.scalar_subquery())
-        .where(SessionRow.phase.in_(LIVE), is_no_job(SessionRow.run_id))
+        .where(SessionRow.phase.in_(LIVE), ~of_a_job)
     )
 
 

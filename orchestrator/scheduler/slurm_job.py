@@ -189,7 +189,10 @@ class _JobProcess:
                 return when_database_answers(
                     lambda: self._conclude(Step(Follow.NOTHING, "stopped by the user"), int(ExitCode.SUSPENDED), None)
                 )
+            began_s = time.monotonic()
             code = self._run_session()
+            if time.monotonic() - began_s > chain.SOON_S:
+                supervisors = 0
             supervisors += code not in (chain.FINISHED, chain.NO_DATABASE)
             self._without_database = self._without_database + 1 if code == chain.NO_DATABASE else 0
             if (job_code := self.after_session(code, supervisors)) is not None:
@@ -316,7 +319,7 @@ class _JobProcess:
             number, ending = ending_files.newest(folder)
             newest, found, waits = (number, _reason_in(ending or {})), None, None
         resume = (ending or {}).get("resume") or {}
-        is_own = newest != self._former or code in (chain.SUSPENDED, chain.QUOTA_SPENT)
+        is_own = newest != self._former or code == chain.SUSPENDED
         return SessionEnd(
             code,
             newest[1] if is_own else Reason.NONE,
@@ -378,10 +381,10 @@ class _JobProcess:
     def _give_up(self, why: str) -> int:
         say(why)
         try:
+            self._fail(why)
             newest = slurm_jobs.newest(self._engine, self._run.id)
             if newest and newest.ended_at is None:
                 slurm_jobs.close(self._engine, newest, why)
-            self._fail(why)
         except SQLAlchemyError as error:
             say(f"that could not be recorded: {_cause(error)}")
         return int(ExitCode.FAILED)

@@ -44,6 +44,13 @@ def test_a_run_with_an_open_job_is_no_daemons_business(engine, run_id):
     assert waits and waits.due_at is None and waits.state == ResumeState.DUE
 
 
+def test_a_session_that_died_in_a_job_is_no_daemons_business_after_the_job_either(engine, run_id):
+    row = begin(engine, run_id)
+    sessions.open_session(engine, run_id, site="local", boot_id="another machine's")
+    slurm_jobs.close(engine, row, "a node of the job failed")
+    assert active_sessions.all_of(engine) == []
+
+
 def test_a_run_has_one_open_job_and_a_successor_closes_the_one_before(engine, run_id):
     first = slurm_jobs.save(engine, begin(engine, run_id).id, job="7")
     assert begin(engine, run_id) is None

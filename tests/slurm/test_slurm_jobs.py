@@ -374,6 +374,45 @@ def test_a_run_that_no_supervisor_can_train_is_told_though_the_database_takes_no
     assert told == [run.id]
 
 
+@pytest.mark.parametrize("code", [ExitCode.MISTAKE, -signal.SIGKILL], ids=["refused", "killed"])
+def test_a_run_whose_supervisors_end_at_once_fails_and_a_user_is_told(answers, engine, run, ended, monkeypatch, code):
+    answers(scontrol=RUNNING)
+    monkeypatch.setattr(slurm_job, "LATER_S", 0.01)
+    process, told = slurm_job._JobProcess(engine, run, slurm_jobs.newest(engine, run.id)), []
+    monkeypatch.setattr(slurm_job, "notify_of_failure", told.append)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE TRIGGER full BEFORE UPDATE ON slurm_jobs BEGIN SELECT RAISE(FAIL, 'disk is full'); END"
+        )
+    assert [process.after_session(int(code), count) for count in (1, 2)] == [None, None]
+    assert process.after_session(int(code), 3)
+    assert told == [run.id] and runs.by_id(engine, run.id).state == RunState.FAILED
+
+
+def test_supervisors_that_lived_long_are_not_counted(engine, run, monkeypatch):
+    job_of(engine, run)
+    process, counts = slurm_job._JobProcess(engine, run, slurm_jobs.newest(engine, run.id)), []
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(process, "_run_session", lambda: -signal.SIGKILL)
+    monkeypatch.setattr(
+        process, "after_session", lambda _, count: counts.append(count) or (77 if len(counts) > 4 else None)
+    )
+    assert process.run() == 77 and counts == [1, 2, 3, 4, 5]
+    counts.clear()
+    monkeypatch.setattr(chain, "SOON_S", -1.0)
+    assert process.run() == 77 and counts == [1] * 5
+
+
+def test_a_stopped_run_that_is_submitted_again_while_the_quota_is_spent_has_a_successor(answers, engine, run, ended):
+    answers(scontrol=RUNNING, sbatch="echo 8", squeue="true")
+    session = sessions.open_session(engine, run.id, site="local", boot_id="another machine's")
+    over = {"kind": EventKind.ATTEMPT_SUSPENDED, "phase": Phase.SUSPENDED, "facts": {}, "reason": Reason.USER}
+    sessions.record(engine, run.id, session.id, **over)
+    queue.put(engine, run.id, reason=Reason.QUOTA, due_at=runs.now() + timedelta(hours=1))
+    assert ended(int(ExitCode.QUOTA_SPENT), (session.number, Reason.USER)) == 0
+    assert slurm_jobs.newest(engine, run.id).job == "8"
+
+
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "killed before it was closed"])
 @pytest.mark.parametrize("by", ["signal", "socket"])
 def test_a_job_of_a_stopped_run_that_slurm_requeues_ends_without_training(engine, run, monkeypatch, by, is_closed):

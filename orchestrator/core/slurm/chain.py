@@ -18,7 +18,10 @@ FINISHED, MISTAKE, SUSPENDED, QUOTA_SPENT, NO_DATABASE, FAILED = 0, 2, 10, 11, 1
 """Exit codes of `kgorch resume` (errors.ExitCode); any other one means that the supervisor was killed, or has a bug."""
 
 SUPERVISORS = 3
-"""Supervisors of one session that may die before the job gives up: one whose bug is deterministic dies each time."""
+"""Supervisors in a row that may die or be refused before the job gives up: one whose bug is deterministic dies each time."""
+
+SOON_S = 600.0
+"""A supervisor that lives longer died of something new."""
 
 DATABASE_TRIES = 100
 """Supervisors in a row that may fail because the database cannot be used: half an hour, with the pauses between them."""
@@ -47,7 +50,7 @@ class SessionEnd:
         reason: of the run's newest session.
         is_stop_requested: a user has asked for a stop through Slurm.
         is_active: the run is not finished; with FINISHED, another process has it.
-        supervisors: that have run in this job for this session, without those that found the run taken or the database unusable.
+        supervisors: in a row that ended soon in this job, without those that found the run taken or the database unusable.
         without_database: supervisors in a row that ended with NO_DATABASE, this one included.
         fruitless: consecutive sessions without progress, this one included.
         resume_at: when the quota has hours again; None for never, or without a quota.
@@ -84,7 +87,7 @@ def next_step(end: SessionEnd, event: JobEvent, *, chains: bool) -> Step:
     """What follows a session. Args: chains: whether sessions follow one another (--requeue)."""
     if end.exit_code == FINISHED and not end.is_active:
         return Step(Follow.NOTHING, "there is nothing left to train")
-    if end.exit_code in (FAILED, MISTAKE):
+    if end.exit_code == FAILED:
         return Step(Follow.NOTHING, "the session failed, and would fail again")
     # Before all else that may follow: a job that was cancelled can still be requeued, which would undo the user's stop.
     if end.is_stop_requested or end.reason is Reason.USER:
@@ -103,8 +106,11 @@ def next_step(end: SessionEnd, event: JobEvent, *, chains: bool) -> Step:
         if end.exit_code == NO_DATABASE:
             return Step(Follow.SUPERVISOR, "the database cannot be used", is_later=True)
         if end.supervisors < SUPERVISORS:
-            return Step(Follow.SUPERVISOR, f"the supervisor ended with {end.exit_code}; another one takes over")
-        return Step(Follow.NOTHING, f"{end.supervisors} supervisors ended with {end.exit_code}")
+            why = f"the supervisor ended with {end.exit_code}; another one takes over"
+            # what was refused may pass: GPUs in use, a full disk, a folder that is not mounted
+            return Step(Follow.SUPERVISOR, why, is_later=end.exit_code == MISTAKE)
+        why = f"{end.supervisors} supervisors of a Slurm job ended with {end.exit_code}, and nothing continues the run"
+        return Step(Follow.NOTHING, f"{why}: see the job's log", gives_up=end.is_active)
     if not chains:
         return Step(Follow.NOTHING, "the job was submitted with --no-requeue")
     if end.exit_code == QUOTA_SPENT:

@@ -42,7 +42,7 @@ def test_nothing_follows_a_users_stop_whatever_slurm_does(event, code):
     assert next_step(end, JobEvent.CANCELLED, chains=True).follow is Follow.NOTHING
 
 
-@pytest.mark.parametrize("code", [ExitCode.DONE, ExitCode.FAILED, ExitCode.MISTAKE])
+@pytest.mark.parametrize("code", [ExitCode.DONE, ExitCode.FAILED])
 @pytest.mark.parametrize("event", JobEvent)
 def test_nothing_follows_a_run_that_is_finished_or_failed(code, event):
     assert next_step(SessionEnd(code), event, chains=True).follow is Follow.NOTHING
@@ -55,9 +55,21 @@ def test_without_requeue_slurm_alone_continues_the_run():
 
 def test_a_killed_supervisor_gets_a_successor_in_the_job_while_it_runs_and_not_for_ever():
     assert next_step(KILLED, JobEvent.RUNNING, chains=False).follow is Follow.SUPERVISOR
-    assert next_step(replace(KILLED, supervisors=SUPERVISORS), JobEvent.RUNNING, chains=True).follow is Follow.NOTHING
+    step = next_step(replace(KILLED, supervisors=SUPERVISORS, is_active=True), JobEvent.RUNNING, chains=True)
+    assert (step.follow, step.gives_up) == (Follow.NOTHING, True)
     assert next_step(KILLED, JobEvent.TIME_LIMIT, chains=True).follow is Follow.REQUEUE
     assert next_step(KILLED, JobEvent.REQUEUED, chains=True).follow is Follow.SLURM
+
+
+def test_what_was_refused_is_tried_again_later_and_then_fails_the_run():
+    refused = SessionEnd(ExitCode.MISTAKE, is_active=True)
+    step = next_step(refused, JobEvent.RUNNING, chains=False)
+    assert (step.follow, step.is_later) == (Follow.SUPERVISOR, True)
+    step = next_step(replace(refused, supervisors=SUPERVISORS), JobEvent.RUNNING, chains=True)
+    assert (step.follow, step.gives_up) == (Follow.NOTHING, True)
+    assert not next_step(
+        replace(refused, supervisors=SUPERVISORS, is_active=False), JobEvent.RUNNING, chains=True
+    ).gives_up
 
 
 def test_a_run_that_another_process_has_is_waited_for_while_the_job_runs():
