@@ -9,6 +9,7 @@ StochasticWeightAveraging replaces the scheduler.
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -100,3 +101,11 @@ def put_back(trainer: Any, base: Any, saved: dict[str, Any]) -> None:
         if callback.state_key in saved["callbacks"]:
             callback.load_state_dict(saved["callbacks"][callback.state_key])
             base.on_fit_start(callback, trainer, module)
+
+
+def let_overwrite(callbacks: Iterable[Any], root: str) -> None:
+    """Let LightningCLI write its config file again: it refuses where a run has written one, which was an earlier session."""
+    cli: Any = sys.modules.get(f"{root}.cli")
+    for callback in callbacks:
+        if cli and isinstance(callback, cli.SaveConfigCallback):
+            callback.overwrite = True

@@ -23,14 +23,17 @@ class LightningParts:
         trainer = self._trainer
         parts = {
             "loops": trainer.fit_loop.state_dict(),
-            "callbacks": {item.state_key: saved for item in trainer.callbacks if (saved := item.state_dict())},
+            "callbacks": self._savable(
+                {item.state_key: saved for item in trainer.callbacks if (saved := item.state_dict())}, "state_dict"
+            ),
+            "should_stop": trainer.should_stop,
             "schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
             "precision": trainer.precision_plugin.state_dict(),
             "loaded_at": max(0, trainer.fit_loop._last_train_dl_reload_epoch),
             "progress": {"epoch": trainer.current_epoch, "global_step": trainer.global_step},
             "trained_weights": lightning_callbacks.trained_weights(trainer.lightning_module),
             "logged": lightning_checkpoint.logged_by(trainer),
-            "datamodule": self._savable(trainer.datamodule.state_dict() if trainer.datamodule else {}),
+            "datamodule": self._savable(trainer.datamodule.state_dict() if trainer.datamodule else {}, "state_dict"),
         }
         return parts | self._added_by_hooks(lightning_checkpoint.like_its_own(trainer, parts))
 
@@ -51,12 +54,10 @@ class LightningParts:
             "is_weights": is_weights,
         }
 
-    def _savable(self, added: dict[str, Any]) -> dict[str, Any]:
+    def _savable(self, added: dict[str, Any], hook: str = "on_save_checkpoint") -> dict[str, Any]:
         refused = {name for name, value in added.items() if not lightning_checkpoint.is_savable(value)}
         if refused:
-            self._note(
-                f"{', '.join(sorted(map(str, refused)))} of on_save_checkpoint: of a type that a checkpoint cannot hold"
-            )
+            self._note(f"{', '.join(sorted(map(str, refused)))} of {hook}: of a type that a checkpoint cannot hold")
         return {name: value for name, value in added.items() if name not in refused}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -92,12 +93,14 @@ class LightningParts:
         """The saved states of the callbacks, without those that name files elsewhere."""
         trainer = self._trainer
         trusted = dict(states)
+        folders = (trainer.default_root_dir, *(logger.save_dir for logger in trainer.loggers))
         for callback in trainer.callbacks:
-            state, folder = states.get(callback.state_key), getattr(callback, "dirpath", None)
-            if state and not carrier.stays_in(state, trainer.default_root_dir, folder):
+            state, own = states.get(callback.state_key, {}), vars(callback)
+            # What the script has set itself is no stranger's, as the name of a metric with a slash.
+            strange = {name: value for name, value in state.items() if name not in own or value != own[name]}
+            if not carrier.stays_in(strange, *folders, own.get("dirpath")):
                 del trusted[callback.state_key]
-                print(
-                    f"kgorch: the saved state of {type(callback).__name__} names files elsewhere and is not loaded",
-                    flush=True,
+                self._note(
+                    f"the state of {type(callback).__name__} is lost: it names files outside of the Trainer's folders"
                 )
         return trusted

@@ -48,11 +48,12 @@ class ClosureInParts:
         if self._zero_grad is not None:
             self._zero_grad()
         self._result = None
-        loss = self._session.accumulate(batch, self._work, scaler=self._scaler)
+        loss = self._session.accumulate(batch, functools.partial(self._work, batch), scaler=self._scaler)
         return self._result or self._result_of(loss)
 
-    def _work(self, part: Any, weight: float) -> torch.Tensor:
-        result = self._step_of(part)
+    def _work(self, batch: Any, part: Any, weight: float) -> torch.Tensor:
+        # A step may leave something in the batch that the hooks after it read: an undivided one is Lightning's own.
+        result = self._step_of(batch if weight == 1 else part)
         if result.closure_loss is None:  # the script leaves this batch out
             self._result = result
             return torch.zeros(())

@@ -78,7 +78,8 @@ class LightningCarrier:
             loader.start_at(epoch, 0)
             loader.is_open = self._is_set_up
             session.add_followed(loader, f"train{number}")
-        combined.flattened = self._loaders
+        # Only the loop reads by these: its setter would show them to the script, too, as `trainer.train_dataloader`.
+        combined._flattened = self._loaders
 
     def set_up(self) -> None:
         """Restore the state, once."""
@@ -111,8 +112,10 @@ class LightningCarrier:
                 loop._restarting = loop.epoch_loop.restarting = False
             self._extends = not self._is_rest and not loop.restarting
             loop.epoch_loop.batch_progress.is_last_batch = False  # of the batch that comes again
-            # Where it was stopped before its last epoch, only what follows it in the script is left.
-            trainer.should_stop = self.session.resumed.is_finished
+            # Where it was stopped before its last epoch, only what follows it in the script is left. Before `min_epochs` a stop
+            # waits for them, unless the training is extended.
+            is_asked = not self._extends and self.session.resumed.state("lightning").get("should_stop", False)
+            trainer.should_stop = self.session.resumed.is_finished or is_asked
         if not trainer.lightning_module.automatic_optimization:
             self.session.note_exactness(memory=lightning_steps.NO_LADDER)
         steps, epochs = trainer.estimated_stepping_batches, trainer.max_epochs
@@ -272,6 +275,7 @@ def _carried_fit(original: Callable[..., Any], root: str) -> Callable[..., Any]:
             given = signature.bind(self, *args, **kwargs)
             if session.resumed:
                 given.arguments.pop("ckpt_path", None)  # an older state than kgorch's
+                lightning_callbacks.let_overwrite(self.callbacks, root)
             try:
                 return original(*given.args, **given.kwargs)
             finally:
