@@ -47,7 +47,7 @@ def adapt(module: ModuleType) -> None:
 class TrainerParts:
     """The counters and sums of a Trainer."""
 
-    SUMS = ("_total_loss_scalar", "_globalstep_last_logged", "current_flos")
+    SUMS = ("_total_loss_scalar", "_globalstep_last_logged", "current_flos", "_initial_global_step")
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -56,7 +56,7 @@ class TrainerParts:
         trainer = self._trainer
         loss = getattr(trainer, "_tr_loss", None)
         return {
-            "state": json.loads(json.dumps(dataclasses.asdict(trainer.state))),
+            "state": json.loads(json.dumps(dataclasses.asdict(trainer.state), default=_plain)),
             "sums": {name: getattr(trainer, name) for name in self.SUMS if hasattr(trainer, name)},
             "loss": loss.clone() if isinstance(loss, torch.Tensor) else None,
             "callbacks": [[type(item).__name__, item.state()["attributes"]] for item in self._stateful_callbacks()],
@@ -68,13 +68,11 @@ class TrainerParts:
         return [item for item in self._trainer.callback_handler.callbacks if isinstance(item, stateful)]
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        for name, value in saved["sums"].items():
+        # earlier versions of kgorch did not save where the training began, of which the loss is the mean
+        for name, value in {"_initial_global_step": 0, **saved["sums"]}.items():
             setattr(self._trainer, name, value)
         if saved["loss"] is not None and hasattr(self._trainer, "_tr_loss"):
             self._trainer._tr_loss.copy_(saved["loss"])
-        # The mean loss of the whole training, which the sums belong to, and not of this session alone.
-        if hasattr(self._trainer, "_initial_global_step"):
-            self._trainer._initial_global_step = 0
         left = saved.get("callbacks", [])
         for callback in self._stateful_callbacks():
             found = next((entry for entry in left if entry[0] == type(callback).__name__), None)
@@ -82,6 +80,20 @@ class TrainerParts:
                 left.remove(found)
                 for name in callback.state()["attributes"].keys() & found[1].keys():
                     setattr(callback, name, found[1][name])
+
+
+class TrainerLoader(FollowedLoader):
+    """The training data.
+
+    Attributes:
+        is_open: the loop reads it. Whoever reads it before has an iteration of their own: the Trainer, which counts tokens, and
+            `on_train_begin` of callbacks.
+    """
+
+    is_open = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return super().__iter__() if self.is_open else iter(self._loader)
 
 
 class TransformersCarrier:
@@ -94,17 +106,20 @@ class TransformersCarrier:
     """
 
     def __init__(self, trainer: Any, session: Session, folder: str | None) -> None:
-        self._trainer, self.session, self.folder = trainer, session, folder
+        self.trainer, self.session, self.folder = trainer, session, folder
         self.open_batches: int | None = None
-        self.loader: FollowedLoader | None = None
+        self.loader: TrainerLoader | None = None
+        self._script_loader: Any = None
 
-    def follow(self, loader: Any) -> FollowedLoader:
-        self.loader = self.session.follow(loader, name="train")
+    def follow(self, loader: Any) -> TrainerLoader:
+        self._script_loader = loader
+        self.loader = TrainerLoader(loader, self.session.world_size, self.session.device)
+        self.session.add_followed(self.loader, "train")
         return self.loader
 
     def track(self) -> None:
         """Before the first step, when the Trainer has built all of its parts."""
-        trainer, session = self._trainer, self.session
+        trainer, session = self.trainer, self.session
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
         things = {"model": carrier.trainable(trainer.model_wrapped), "optimizer": optimizer}
         if trainer.lr_scheduler is not None:
@@ -114,12 +129,16 @@ class TransformersCarrier:
         session.track(**things, trainer=TrainerParts(trainer))
         if self.loader is not None:  # the epoch of a checkpoint of the Trainer's own
             self.loader.start_at(int(trainer.state.epoch or 0), 0)
+            self.loader.is_open = True
+            trainer.callback_handler.train_dataloader = (
+                self._script_loader
+            )  # a callback that reads it takes no place in the epoch
         session.expect(steps=trainer.state.max_steps, epochs=int(trainer.state.num_train_epochs))
 
     def begin_step(self) -> None:
-        args, state = self._trainer.args, self._trainer.state
+        args, state = self.trainer.args, self.trainer.state
         batches = self.open_batches or args.gradient_accumulation_steps
-        samples = batches * self._trainer._train_batch_size * self.session.world_size
+        samples = batches * self.trainer._train_batch_size * self.session.world_size
         self.session.boundary(samples=samples, epoch=int(state.epoch or 0), open_batches=self.open_batches)
 
 
@@ -132,6 +151,14 @@ def _callback(module: ModuleType, carried: TransformersCarrier) -> Any:
 
         def on_step_begin(self, *_: Any, **__: Any) -> None:
             carried.begin_step()
+
+        def on_epoch_end(self, _: Any, __: Any, control: Any, **___: Any) -> None:
+            if carried.session.resumed.is_finished:  # before `_run_epoch`: an epoch without a step
+                control.should_log = control.should_evaluate = control.should_save = False
+
+        def on_train_end(self, *_: Any, **__: Any) -> None:
+            if (loss := getattr(carried.trainer, "_tr_loss", None)) is not None:
+                loss.zero_()  # the sum of the whole training has it by now
 
         def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:
             carried.session.report(**carrier.figures(logs or {}))
@@ -150,13 +177,34 @@ def _carried_train(original: Callable[..., Any], module: ModuleType) -> Callable
                 callback = _callback(module, carried)
                 self.add_callback(callback)
                 try:
-                    with _followed(self, carried):
+                    with _followed(self, carried), _arguments(self.args, is_resumed=folder is not None):
                         return original(self, folder or resume_from_checkpoint, *args, **kwargs)
                 finally:
                     self.remove_callback(callback)
                     self._kgorch = None
 
     return train
+
+
+@contextlib.contextmanager
+def _arguments(args: Any, *, is_resumed: bool) -> Iterator[None]:
+    """The arguments with which the Trainer does what kgorch does, or a session would do once more, switched off."""
+    names = ["auto_find_batch_size"]  # the memory ladder answers
+    if is_resumed:
+        names += ["eval_on_start", "ignore_data_skip"]
+    former = {name: value for name in names if (value := getattr(args, name, False))}
+    for name in former:
+        setattr(args, name, False)
+    try:
+        yield
+    finally:
+        for name, value in former.items():
+            setattr(args, name, value)
+
+
+def _plain(value: Any) -> Any:
+    """For JSON: what a script has logged may be a tensor or an array."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 @contextlib.contextmanager
@@ -229,8 +277,11 @@ def _followed(trainer: Any, carried: TransformersCarrier) -> Iterator[None]:
 def _counted(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def get_batch_samples(self: Any, *args: Any, **kwargs: Any) -> Any:
+        carried = getattr(self, "_kgorch", None)
+        if carried and carried.session.resumed.is_finished:
+            return [], None  # the Trainer ends a training whose epoch has no batch
         read = original(self, *args, **kwargs)
-        if carried := getattr(self, "_kgorch", None):
+        if carried:
             carried.open_batches = len(read[0])
         return read
 
@@ -260,8 +311,9 @@ def _in_microbatches(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, model, inputs, num_items_in_batch)
 
         def work(part: Any, weight: float) -> torch.Tensor:
-            if weight == 1:
-                return original(self, model, part, num_items_in_batch)  # type: ignore[no-any-return]
+            if weight == 1:  # in the collator's own type, as BatchEncoding
+                return original(self, model, inputs, num_items_in_batch)  # type: ignore[no-any-return]
+            part = part if type(inputs) is dict else type(inputs)(part)  # type: ignore[call-arg]
             # A loss that is divided by the number of items of the whole step (tokens) is divided by the part's share of it and
             # weighted by that share: so the parts add up to it, and those of a loss that is a mean add up to the mean. Which of
             # both it is cannot be known: many models take the number and do not use it.

@@ -350,3 +350,113 @@ def test_an_epoch_that_the_script_leaves_early_is_done(accelerated, evaluates, c
 
     (steps, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
     assert steps == 12 and resumed == (whole[0][cut_at:], whole[1])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("begins_at", [0, 6])
+def test_the_mean_loss_of_transformers_is_the_same_in_each_session_of_a_finished_training(
+    transformers, carried, begins_at
+):
+    if begins_at:
+        transformers_trainer_of(transformers, Line(), save_strategy="steps", save_steps=begins_at).train()
+
+    def script():
+        own = f"out/checkpoint-{begins_at}" if begins_at else None
+        return transformers_trainer_of(transformers, Line()).train(resume_from_checkpoint=own).training_loss
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at=3)
+    assert resumed[1] == pytest.approx(whole[1], rel=1e-6)
+    for _ in range(2):
+        assert carried(script, saved=carried.finished)[1] == pytest.approx(whole[1], rel=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_evaluation_at_the_start_of_transformers_is_the_first_sessions_alone(transformers, carried):
+    def script():
+        trainer = transformers_trainer_of(transformers, Line(), eval_strategy="steps", eval_steps=3, eval_on_start=True)
+        trainer.train()
+        assert trainer.args.eval_on_start
+        return [entry["step"] for entry in trainer.state.log_history if "eval_runtime" in entry]
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at=5)
+    assert resumed == whole and whole[1][0] == 0
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("cut_at", [1, 3, 4])
+def test_a_training_of_transformers_that_is_not_to_skip_batches_goes_on_at_its_batch(transformers, carried, cut_at):
+    def script():
+        model = Line()
+        trainer = transformers_trainer_of(
+            transformers, model, ignore_data_skip=True, gradient_accumulation_steps=4, logging_steps=1
+        )
+        trainer.train()
+        return weights_of(model), [entry["epoch"] for entry in trainer.state.log_history]
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at)
+    assert resumed == whole
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_a_script_of_transformers_logs_may_be_a_tensor(transformers, carried):
+    class Logs(transformers.Trainer):
+        def compute_loss(self, model, inputs, **_):
+            loss = model(**inputs)["loss"]
+            self.log({"mine": loss.detach(), "vector": torch.ones(2), "other": object()})
+            return loss
+
+    def script():
+        model = Line()
+        transformers_trainer_of(transformers, model, Logs).train()
+        return weights_of(model)
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at=8)
+    assert resumed == whole
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("hook", ["on_train_begin", "on_step_end"])
+@pytest.mark.parametrize("cut_at", [7, 8])
+def test_a_callback_of_transformers_that_reads_the_training_data_takes_nothing_from_the_training(
+    transformers, carried, hook, cut_at
+):
+    def look(self, args, state, control, train_dataloader=None, **_):
+        next(iter(train_dataloader))
+
+    def script():
+        model = Line()
+        callback = type("Look", (transformers.TrainerCallback,), {hook: look})()
+        transformers_trainer_of(transformers, model, callbacks=[callback]).train()
+        return weights_of(model)
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at)
+    assert resumed == whole
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_batch_of_transformers_keeps_its_type(transformers, carried):
+    class Reads(transformers.Trainer):
+        def compute_loss(self, model, inputs, **_):
+            return model(x=inputs.x)["loss"]
+
+    def script():
+        model = Line()
+        trainer = transformers_trainer_of(transformers, model, Reads)
+        trainer.data_collator = lambda rows: transformers.BatchEncoding({"x": torch.stack([row["x"] for row in rows])})
+        trainer.train()
+        return weights_of(model)
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at=8)
+    assert resumed == whole
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_out_of_memory_is_kgorchs_and_not_the_batch_size_finder_of_transformers(transformers, carried):
+    class Fails(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            raise RuntimeError("CUDA out of memory. Tried to allocate")
+
+    trainer = transformers_trainer_of(transformers, Line(), callbacks=[Fails()], auto_find_batch_size=True)
+    with pytest.raises(RuntimeError, match="CUDA out of memory"):
+        carried(trainer.train)
+    assert trainer.args.auto_find_batch_size
