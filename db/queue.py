@@ -1,7 +1,7 @@
 """The queue of runs to resume: one row of `resumes` for each wait of a run.
 
-A row is `due` (at `due_at`, or when a user asks), `claimed` by a process (queue_claims.py), `done` once a session was opened, or
-`failed`. The newest row of a run, whatever its state, holds its resource
+A row is `due` (at `due_at`, or when a user asks), `claimed` by a process (queue_claims.py), `done` once a session was opened here
+or planned at another place, or `failed`. The newest row of a run, whatever its state, holds its resource
 request (priority, ranks, share), and each later row inherits it: no second table is needed for it.
 """
 
@@ -154,6 +154,13 @@ def unschedule(engine: Engine, run_id: str) -> bool:
     with Orm(engine) as orm, orm.begin():
         waiting = Resume.run_id == run_id, Resume.state == ResumeState.DUE, Resume.reason != Reason.REMOVED
         return count_of(orm.execute(update(Resume).where(*waiting).values(**removed))) > 0
+
+
+def close(engine: Engine, run_id: str) -> None:
+    """End the run's wait, and a claim on it: its next session is started by nobody's queue."""
+    waiting = Resume.run_id == run_id, Resume.state.in_(WAITING)
+    with Orm(engine) as orm, orm.begin():
+        orm.execute(update(Resume).where(*waiting).values(state=ResumeState.DONE, lease_expires_at=None))
 
 
 def mark_started(

@@ -16,7 +16,7 @@ from kgorch.core.codes import OVER, REMOTE_OPEN, NoticeKind, RunState
 from kgorch.core.remote import session_plan
 from kgorch.core.remote.session_states import Moment, stop
 from kgorch.core.session.notification_policy import Notice, failure_notice, remote_notice
-from kgorch.db import remote, runs, sessions
+from kgorch.db import queue, remote, runs, sessions
 from kgorch.db.rows import RemoteSessionInfo, RunInfo
 from kgorch.errors import KgorchError
 from kgorch.plan import Plan
@@ -98,18 +98,21 @@ def bundles_folder(run: RunInfo) -> Path:
 def _plan_next(engine: Engine, found: RemoteRun) -> None:
     run = found.run
     newest = remote.newest(engine, run.id)
-    if newest and newest.state in REMOTE_OPEN:
-        if newest.place != found.settings.place:
-            raise KgorchError(
-                f"session {newest.number} of {run.name!r} is not over at {newest.place}",
-                next_step=f"wait for its end (kgorch status {run.name}), or kgorch stop {run.name}",
-            )
-        remote.hurry(engine, run.id)
-        return
-    jobs.refuse_here(engine, run)
-    _refuse_local_progress(engine, run, found.settings.place)
+    is_open = newest is not None and newest.state in REMOTE_OPEN
+    if newest and is_open and newest.place != found.settings.place:
+        raise KgorchError(
+            f"session {newest.number} of {run.name!r} is not over at {newest.place}",
+            next_step=f"wait for its end (kgorch status {run.name}), or kgorch stop {run.name}",
+        )
+    if not is_open:
+        jobs.refuse_here(engine, run)
+        _refuse_local_progress(engine, run, found.settings.place)
+    queue.close(engine, run.id)  # a daemon that started it here would fail, and after eight tries the run with it
     if run.state == RunState.FAILED:
         runs.set_state(engine, run.id, RunState.ACTIVE)
+    if is_open:
+        remote.hurry(engine, run.id)
+        return
     history = [session_of(row) for row in remote.of_run(engine, run.id)]
     moment = Moment(datetime.now(UTC), poll_s=found.settings.poll_s)
     following = session_plan.next_session(history, moment, session_s=found.settings.session_s, anew=True)

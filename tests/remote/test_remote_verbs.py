@@ -8,12 +8,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from kgorch.cli.display import remote_rows
-from kgorch.core.codes import RemoteState, RemoteWait, RunState
+from kgorch.core.codes import Reason, RemoteState, RemoteWait, RunState
 from kgorch.core.remote.place_values import RemoteStatus
 from kgorch.core.remote.session_states import Progress, RemoteSession
-from kgorch.db import remote, runs
+from kgorch.db import queue, queue_claims, remote, runs
+from kgorch.db.queue_claims import QueueSnapshot
 from kgorch.remote.session_rows import columns_of
 from kgorch.report import remote_view
+from kgorch.scheduler import claimed_resume
 
 NOW = datetime.now(UTC)
 PLAN = 'name = "afar"\n[[stage]]\nname = "train"\nentry = "train.py"\n[remote]\non = "local"\n'
@@ -86,6 +88,27 @@ def test_stop_takes_back_what_was_not_pushed_and_start_plans_it_again(kgorch, en
     kgorch("remote", "start", "plan.toml")
     newest = remote.newest(engine, run.id)
     assert (newest.number, newest.state, newest.source, newest.expected_step) == (3, RemoteState.PLANNED, 1, 400)
+
+
+@pytest.mark.parametrize("is_claimed", [False, True])
+def test_a_run_that_waits_in_the_queue_here_waits_no_longer_once_it_is_started_at_a_place(
+    kgorch, engine, run, is_claimed
+):
+    queue.put(engine, run.id, reason=Reason.TIME_LIMIT, due_at=NOW)
+    row, me = queue.pending_resume(engine, run.id), claimed_resume.own_identity(engine)
+    if is_claimed:  # by a daemon whose process for it has not come to the run's lock
+        assert queue_claims.claim(engine, row.id, me, by="daemon", snapshot=QueueSnapshot(0, 0))
+    kgorch("remote", "start", "plan.toml")
+    assert queue.entries(engine) == [] and [due.run for due in remote.due_runs(engine, datetime.now(UTC))] == ["afar"]
+    assert not queue_claims.put_back(engine, row.id, me, due_at=NOW, failed_starts=8, error="it is not over there")
+
+
+def test_a_run_that_failed_here_beside_its_session_at_a_place_is_carried_on(kgorch, engine, run):
+    add(engine, run, RemoteSession(1, RemoteState.RUNNING, NOW, pushed_at=NOW))
+    queue.put(engine, run.id, reason=Reason.TIME_LIMIT, due_at=NOW)
+    runs.set_state(engine, run.id, RunState.FAILED)
+    kgorch("remote", "start", "plan.toml")
+    assert [due.run for due in remote.due_runs(engine, datetime.now(UTC))] == ["afar"] and queue.entries(engine) == []
 
 
 def test_what_runs_elsewhere_is_neither_removed_nor_queued_nor_started_here(kgorch, engine, run):
