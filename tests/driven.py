@@ -41,7 +41,7 @@ if order["source"]:
 outcome, exit_code = outcomes.get(str(order["number"]), ["suspended", 0])
 if step != order["expected_step"]:
     outcome = "no_state"
-reached = step + 10 if outcome in ("suspended", "finished", "error") else step
+reached = step + 10 if outcome in ("suspended", "finished", "failed", "error") else step
 if reached >= 29:
     outcome = "finished"
 folder = f"kgorch/runs/ink/1/checkpoints/train/step-{{reached:08}}" if reached >= 0 else ""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sqlalchemy import Engine
 
 from kgorch.core.codes import REMOTE_OPEN, RemoteState
+from kgorch.core.remote.session_plan import is_source
 from kgorch.db import checkpoints, remote, runs
 from kgorch.db.rows import RemoteSessionInfo, RunInfo
 from kgorch.errors import KgorchError
@@ -21,10 +24,18 @@ def local_position(engine: Engine, run: RunInfo) -> Position:
     return next((row.position for row in runs.stages(engine, run.id) if row.name == newest.stage), -1), newest.step
 
 
+def sources(rows: Iterable[RemoteSessionInfo]) -> list[RemoteSessionInfo]:
+    """Those of the sessions at another place whose output holds a verified state."""
+
+    def is_further(row: RemoteSessionInfo) -> bool:
+        return (row.reached_position, row.reached_step) > (row.expected_position, row.expected_step)
+
+    return [row for row in rows if is_source(row.state, row.status, is_further=is_further(row))]
+
+
 def remote_best(engine: Engine, run: RunInfo) -> RemoteSessionInfo | None:
     """The session at another place with the furthest verified state."""
-    rows = remote.of_run(engine, run.id)
-    good = [row for row in rows if row.state in (RemoteState.COLLECTED, RemoteState.DONE)]
+    good = sources(remote.of_run(engine, run.id))
     return max(good, key=lambda row: (row.reached_position, row.reached_step, row.number), default=None)
 
 

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Engine
 
+from kgorch.admission import remote_sessions
 from kgorch.core.codes import REMOTE_OPEN, EventKind, RemoteState, RunState
 from kgorch.core.remote import session_notes, session_plan, session_states
 from kgorch.core.remote.place_values import PlaceError, PlaceQuota, Pushed, SessionOrder, Trouble
@@ -276,7 +277,7 @@ class Driver:
     def _delete_old(self) -> None:
         """Remove what no session goes on from any more; one that cannot be removed now is tried after the next session."""
         rows = [row for row in remote.of_run(self._engine, self._run.id) if row.state not in REMOTE_OPEN]
-        good = [row.number for row in rows if row.state in (RemoteState.COLLECTED, RemoteState.DONE)]
+        good = [row.number for row in remote_sessions.sources(rows)]
         oldest = min(good[-self._settings.keep :])
         for row in rows:
             if row.number < oldest and row.pushed_at and not row.deleted_at:

@@ -7,7 +7,8 @@ from datetime import datetime
 
 from sqlalchemy import Engine
 
-from kgorch.core.codes import REMOTE_OPEN, RemoteState
+from kgorch.admission import remote_sessions
+from kgorch.core.codes import REMOTE_OPEN
 from kgorch.db import remote
 from kgorch.db.rows import RemoteSessionInfo, RunInfo
 from kgorch.report.json_fields import View, stamp
@@ -18,7 +19,7 @@ def of_run(engine: Engine, run: RunInfo) -> View | None:
     rows = remote.of_run(engine, run.id)
     if not rows:
         return None
-    good = [row for row in rows if row.state in (RemoteState.COLLECTED, RemoteState.DONE) and row.reached_step >= 0]
+    good = [row for row in remote_sessions.sources(rows) if row.reached_step >= 0]
     best = max(good, key=lambda row: (row.reached_position, row.reached_step), default=None)
     return session(rows[-1]) | {
         "checkpoint": {"stage": best.stage, "step": best.reached_step, "session": best.number} if best else None,

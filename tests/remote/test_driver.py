@@ -10,9 +10,12 @@ from driven import Driven
 from sources import Told
 from sqlalchemy.exc import IntegrityError
 
+from kgorch.admission import remote_sessions
 from kgorch.admission.requests import Consent, LocalState
 from kgorch.core.codes import EventKind, RemoteState, RemoteWait, RunState
 from kgorch.core.remote.place_values import Account, PlaceError, PlaceQuota, RemoteStatus, Sighting, Trouble
+from kgorch.core.remote.session_plan import next_session
+from kgorch.core.remote.session_states import Moment
 from kgorch.db import charges, remote, runs, sessions
 from kgorch.db.engine import open_database
 from kgorch.errors import KgorchError, NotFound
@@ -22,6 +25,7 @@ from kgorch.remote.place import RECORD_NAME
 from kgorch.remote.places.local.place import LocalPlace
 from kgorch.remote.remote_run import RemoteRun
 from kgorch.remote.session_rows import session_of
+from kgorch.report import remote_view
 
 
 @pytest.fixture
@@ -69,6 +73,22 @@ def test_a_session_after_a_lost_one_goes_on_from_the_last_good_one(driven):
     rows = driven.carry()
     assert states(rows) == [("collected", 9), ("lost", 19), ("collected", 19), ("done", 29)]
     assert [row.source for row in rows] == [0, 1, 1, 3]
+
+
+def test_a_training_that_fails_loses_none_of_the_steps_that_its_session_has_verified(driven):
+    driven.outcomes = {2: ("failed", 0)}
+    assert states(driven.carry()) == [("collected", 9), ("failed", 19)]
+    engine = open_database(driven.home)
+    run = driven.run(engine)
+    assert remote_sessions.remote_best(engine, run).number == 2
+    assert remote_view.of_run(engine, run)["checkpoint"] == {"stage": "train", "step": 19, "session": 2}
+    history = [session_of(row) for row in driven.rows()]
+    again = next_session(history, Moment(datetime.now(UTC)), session_s=60, anew=True)
+    runs.set_state(engine, run.id, RunState.ACTIVE)
+    remote.plan(engine, run.id, new_columns(run, driven.settings, again))
+    rows = driven.carry()
+    assert states(rows)[2:] == [("done", 29)] and rows[2].source == 2
+    assert [bool(row.deleted_at) for row in rows] == [True, False, False], "keep is two"
 
 
 def test_sessions_without_a_record_end_the_run_after_three(driven):

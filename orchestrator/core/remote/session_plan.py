@@ -34,10 +34,22 @@ def session_name(run: str, run_id: str, number: int) -> str:
     return f"kgorch-{cleaned[: NAME_LENGTH - len('kgorch-') - len(ending)].strip('-') or 'run'}{ending}"
 
 
+def is_source(state: RemoteState, status: str | None, *, is_further: bool) -> bool:
+    """Whether the next session can go on from the output of this one. That of a training that failed holds the steps that it
+    had verified before.
+
+    Args:
+        is_further: whether the session has verified a step beyond those of its own source.
+    """
+    if state == RemoteState.FAILED:
+        return is_further and status != RemoteStatus.ERROR  # of an error the place attaches no output
+    return state in (RemoteState.COLLECTED, RemoteState.DONE)
+
+
 def best_source(history: Sequence[RemoteSession]) -> RemoteSession | None:
     """The session whose output the next one goes on from: the furthest verified one that the place attaches.
 
-    One whose place had called it cancelled was collected because of its record; where a session did not find it, it is not
+    One whose place had called it cancelled is taken because of its record; where a session did not find it, it is not
     taken again.
     """
     by_number = {session.number: session for session in history}
@@ -48,9 +60,9 @@ def best_source(history: Sequence[RemoteSession]) -> RemoteSession | None:
         and (source := by_number.get(session.source))
         and source.status is not RemoteStatus.COMPLETE
     }
-    collected = [item for item in history if item.state is RemoteState.COLLECTED]
+    sources = [item for item in history if is_source(item.state, item.status, is_further=item.reached > item.expected)]
     # where there is no other, it is tried again, and the run stops if that fails, too: it never begins anew
-    good = [item for item in collected if item.number not in unattached] or collected
+    good = [item for item in sources if item.number not in unattached] or sources
     return max(good, key=lambda item: (item.reached, item.number), default=None)
 
 

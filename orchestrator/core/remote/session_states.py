@@ -12,7 +12,7 @@ the same name and nonce. Why a session waits is no state of its own: a running s
 running, and what waits for hours of the account is still planned.
 
 What this prevents: two sessions of a run at once (the next one is planned only from a session that is over), and a session that
-goes on from a state that was not verified (session_plan.py takes collected ones alone).
+goes on from a state that was not verified (session_plan.is_source).
 """
 
 from __future__ import annotations

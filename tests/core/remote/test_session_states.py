@@ -245,6 +245,18 @@ def test_the_next_session_goes_on_from_the_furthest_good_one():
     assert following.fruitless == 1
 
 
+@pytest.mark.parametrize(
+    ("step", "status", "source"),
+    [(90, RemoteStatus.COMPLETE, 2), (10, RemoteStatus.COMPLETE, 1), (90, RemoteStatus.ERROR, 1)],
+)
+def test_a_failed_session_is_gone_on_from_where_it_has_verified_further_steps(step, status, source):
+    failed = judged(RecordOutcome.FAILED, step, status=status, number=2, source=1, expected=Progress(0, 10))
+    history = [collected(1, 10), failed]
+    assert session_plan.next_session(history, moment(), session_s=HOUR) is None, "until a user starts it again"
+    following = session_plan.next_session(history, moment(), session_s=HOUR, anew=True)
+    assert (following.source, following.expected.step) == (source, step if source == 2 else 10)
+
+
 def test_a_cancelled_source_that_was_not_attached_is_not_taken_again():
     lost = session(State.LOST, number=3, source=2, outcome=RecordOutcome.NO_STATE)
     history = [collected(1, 10), collected(2, 20, RemoteStatus.CANCELLED), lost]
