@@ -37,7 +37,7 @@ MAX_SEARCHES = 2
 """Times that a place must say that there is no such session before it is pushed again. Reads may lag behind writes."""
 
 MAX_COLLECTS = 20
-"""Failed attempts to fetch the record, some ten hours at the longest pause."""
+"""Answers that a completed session has no record: three to five hours. That the place does not answer says nothing of it."""
 
 QUEUED_TOLD_S, QUEUED_NOTICE_S = 3600.0, 6 * 3600.0
 
@@ -82,7 +82,7 @@ class RemoteSession:
         wait, why: what it waits for; the same for people.
         tries: answers in a row that told nothing.
         refusals: definite noes to this session.
-        absences: answers in a row that there is no such session; absent_since: of the first of them.
+        absences: answers that there is no such session, or no record of it; absent_since: of the first of them.
         source: number of the session whose output it goes on from; 0 for none.
         expected: progress in that output.
         session_s, timeout_s: as in SessionOrder.
@@ -198,10 +198,12 @@ def after_collect(
         why: why there is none; for people.
     """
     if record is None:
-        # A listing may lag behind the end of a session, whose output exists and has cost hours of the account.
-        tries = session.tries + 1
-        if session.status is RemoteStatus.COMPLETE and tries < MAX_COLLECTS:
-            return replace(session, wait=RemoteWait.NONE, why=why, tries=tries, due_at=moment.back_off(tries))
+        # A listing may lag behind the end of a session, whose output exists and has cost hours of the account; places answer
+        # 403 for outages of their own, too.
+        tries, absences = session.tries + 1, session.absences + 1
+        if session.status is RemoteStatus.COMPLETE and absences < MAX_COLLECTS:
+            waiting = replace(session, wait=RemoteWait.NONE, why=why, tries=tries, absences=absences)
+            return replace(waiting, due_at=moment.back_off(tries))
         return _without_progress(session, why, moment)
     judged = replace(session, outcome=record.outcome, reached=reached)
     if record.outcome is RecordOutcome.FINISHED:
@@ -254,16 +256,9 @@ def after_trouble(session: RemoteSession, error: PlaceError, moment: Moment) -> 
             return replace(_not_pushed(session), wait=RemoteWait.QUOTA, why=error.message, due_at=moment.after(30))
         case Trouble.ABSENT | Trouble.REFUSED:
             return _after_no(session, error, moment)
-    return _try_again(session, RemoteWait.NETWORK, error, moment)
-
-
-def _try_again(session: RemoteSession, wait: RemoteWait, error: PlaceError, moment: Moment) -> RemoteSession:
-    """Later; a record that could not be fetched too often is given up."""
     tries = session.tries + 1
-    if session.state is RemoteState.ENDED and tries >= MAX_COLLECTS:
-        return _without_progress(session, f"its record could not be fetched: {error.message}", moment)
     due_at = moment.back_off(tries, error.retry_after_s)
-    return replace(_not_pushed(session), wait=wait, why=error.message, tries=tries, due_at=due_at)
+    return replace(_not_pushed(session), wait=RemoteWait.NETWORK, why=error.message, tries=tries, due_at=due_at)
 
 
 def _not_pushed(session: RemoteSession) -> RemoteSession:
@@ -287,9 +282,6 @@ def _after_no(session: RemoteSession, error: PlaceError, moment: Moment) -> Remo
             tries = session.tries + 1
             changes = {"absences": session.absences + 1, "absent_since": since} if is_absent else {}
             return replace(session, tries=tries, why=error.message, due_at=moment.back_off(tries), **changes)  # type: ignore[arg-type]
-        case RemoteState.ENDED if session.status is RemoteStatus.COMPLETE:
-            # Its output exists and has cost hours of the account; places answer 403 for outages of their own, too.
-            return _try_again(session, RemoteWait.NONE, error, moment)
         case RemoteState.ENDED:
             return after_collect(session, None, NO_PROGRESS, error.message, moment)
     refusals = session.refusals + 1

@@ -201,12 +201,20 @@ def test_the_output_of_a_completed_session_is_asked_for_during_hours_although_th
     assert session_states.after_trouble(cancelled, no(trouble), moment()).state is State.LOST, "it has no output"
 
 
-def test_an_output_that_never_comes_is_given_up():
-    one = session(State.ENDED, status=RemoteStatus.ERROR)
-    for _ in range(MAX_COLLECTS):
-        assert one.state is State.ENDED
-        one = session_states.after_trouble(one, no(Trouble.UNANSWERED), moment())
-    assert one.state is State.LOST
+@pytest.mark.parametrize("trouble", [Trouble.UNANSWERED, Trouble.BUSY])
+@pytest.mark.parametrize("status", [RemoteStatus.COMPLETE, RemoteStatus.CANCELLED])
+def test_days_without_an_answer_lose_no_session(status, trouble):
+    one, now = session(State.ENDED, status=status), moment()
+    for _ in range(200):
+        one = session_states.after_trouble(one, no(trouble), now)
+        assert one.state is State.ENDED and one.wait is Wait.NETWORK
+        now = Moment(one.due_at)
+    assert (one.due_at - START).total_seconds() > 48 * HOUR
+    once = session_states.after_collect(one, None, NO_PROGRESS, "no record", now)
+    assert once.state is (State.ENDED if status is RemoteStatus.COMPLETE else State.LOST), (
+        "what came before is no answer"
+    )
+    assert session_states.after_collect(one, record(), Progress(0, 10), "", now).state is State.COLLECTED
 
 
 def test_three_sessions_without_a_new_step_stop_the_run_and_tell_the_first_cause():
