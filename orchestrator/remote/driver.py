@@ -128,6 +128,23 @@ class Driver:
         self._requests += 1
         return call()
 
+    def _ask_of_session(self, call: Callable[[], Answer]) -> Answer:
+        """Of one that was pushed. Places answer for another account's as for one that is not there."""
+        try:
+            return self._ask(call)
+        except PlaceError as error:
+            if error.trouble is Trouble.ABSENT:
+                self._require_account(self._row.account)
+            raise
+
+    def _require_account(self, expected: str) -> str:
+        """Returns: whose login it is. Raises: PlaceError, LOGIN where it is not the expected one's; empty for any."""
+        account = self._ask(self._place.account).name
+        if expected not in ("", account):
+            text = f"logged in as {account!r}; the sessions of this run belong to {expected!r}"
+            raise PlaceError(Trouble.LOGIN, text)
+        return account
+
     def _moment(self) -> Moment:
         return Moment(self._tools.now(), self._tools.chance(), self._settings.poll_s)
 
@@ -142,11 +159,7 @@ class Driver:
 
     def _plan(self) -> None:
         """Whose account it is, and what it has left."""
-        account = self._ask(self._place.account).name
-        former = remote.account_of_run(self._engine, self._run.id)
-        if former not in ("", account):
-            text = f"logged in as {account!r}; the sessions of this run belong to {former!r}"
-            raise PlaceError(Trouble.LOGIN, text)
+        account = self._require_account(remote.account_of_run(self._engine, self._run.id))
         quota = self._ask(self._place.quota) if self._settings.has_accelerator else None
         history = remote.of_run(self._engine, self._run.id)
         if quota:
@@ -191,8 +204,9 @@ class Driver:
 
     def _search(self) -> None:
         order = self._order(self._row.bundle)
-        pushed = self._ask(lambda: self._place.find_push(order))
+        pushed = self._ask_of_session(lambda: self._place.find_push(order))
         if pushed is None:
+            self._require_account(self._row.account)
             self._end_or_save(session_states.after_search(self._session, None, self._moment()), None)
         else:
             self._save_push(session_states.after_search(self._session, pushed, self._moment()), pushed)
@@ -201,14 +215,14 @@ class Driver:
         self._save(session, reference=pushed.reference, url=pushed.url)
 
     def _look(self) -> None:
-        sighting = self._ask(lambda: self._place.look(self._row.name))
+        sighting = self._ask_of_session(lambda: self._place.look(self._row.name))
         sighting = replace(sighting, message=in_one_line(sighting.message)[:MAX_WHY])
         self._save(session_states.after_look(self._session, sighting, self._moment()))
 
     def _collect(self) -> None:
         folder = Path(self._run.folder) / "remote" / f"{self._row.number:03d}"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._ask(lambda: self._place.collect(self._row.name, folder, (RECORD_NAME,)))
+        self._ask_of_session(lambda: self._place.collect(self._row.name, folder, (RECORD_NAME,)))
         record, why = self._own_record(folder / RECORD_NAME)
         reached = session_states.NO_PROGRESS
         if record and record.stage in self._settings.stages and record.step >= 0:

@@ -158,6 +158,28 @@ def test_another_account_than_the_first_sessions_waits_for_a_login(driven):
     assert len(driven.told) == 1, "told once"
 
 
+@pytest.mark.parametrize("state", [RemoteState.ASKING, RemoteState.QUEUED, RemoteState.RUNNING, RemoteState.ENDED])
+def test_a_session_that_another_account_does_not_see_waits_for_a_login(driven, state):
+    driven.poll_s = 60.0
+    row = driven.visit()
+    engine = open_database(driven.home)
+
+    def absent(*args):
+        raise PlaceError(Trouble.ABSENT, "HTTP 403")
+
+    def visit(account):
+        answers = {"look": absent, "collect": absent, "find_push": lambda order: None}
+        driven.wrap = lambda place: Around(place, account=account, **answers)
+        remote.save(engine, row.id, {"state": state, "due_at": row.created_at})
+        return driven.visit()
+
+    seen = visit(lambda: Account("somebody", "token"))
+    assert (seen.state, seen.wait, seen.absences) == (state, RemoteWait.LOGIN, 0) and "'somebody'" in seen.why
+    assert len([text for text in driven.told if "waits for a person" in text]) == 1
+    assert visit(absent).wait != RemoteWait.LOGIN, "whose login it is, is not known"
+    assert len(driven.rows()) == 1 or state == RemoteState.ENDED
+
+
 def test_a_session_waits_until_the_account_has_hours_which_the_ledger_shows(driven):
     driven.accelerator, driven.poll_s = "NvidiaTeslaT4", 60.0
     driven.wrap = lambda place: Around(place, quota=lambda: PlaceQuota(30 * 3600, 0, 30 * 3600, ""))

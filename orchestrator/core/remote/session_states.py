@@ -281,7 +281,8 @@ def _after_no(session: RemoteSession, error: PlaceError, moment: Moment) -> Remo
                 return session.moved(RemoteState.ENDED, moment.now, why=error.message)
             tries = session.tries + 1
             changes = {"absences": session.absences + 1, "absent_since": since} if is_absent else {}
-            return replace(session, tries=tries, why=error.message, due_at=moment.back_off(tries), **changes)  # type: ignore[arg-type]
+            due_at = moment.back_off(tries)
+            return replace(session, wait=RemoteWait.NONE, tries=tries, why=error.message, due_at=due_at, **changes)  # type: ignore[arg-type]
         case RemoteState.ENDED:
             return after_collect(session, None, NO_PROGRESS, error.message, moment)
     refusals = session.refusals + 1
