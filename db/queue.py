@@ -24,7 +24,7 @@ from kgorch.db.tables import Attempt, Resume, Run, SessionRow, SlurmJobRow
 
 WAITING = (ResumeState.DUE, ResumeState.CLAIMED)
 MAX_CLOCK_ERROR = timedelta(hours=1)
-"""A row that was created further in the future comes from a clock that was wrong and has been corrected since."""
+"""A row that was written further in the future comes from a clock that was wrong and has been corrected since."""
 
 INHERITED = ("priority", "ranks", "share", "mirrored")
 
@@ -143,8 +143,10 @@ def put(
 
 def repair_future_timestamps(engine: Engine, at: datetime) -> int:
     """Make rows due at `at` that a clock running ahead has written, else they would wait until its date. Returns their number."""
+    last = at + MAX_CLOCK_ERROR
+    was_ahead = or_(Resume.created_at > last, Resume.claimed_at > last)  # a claim that was given up has put it off
     with Orm(engine) as orm, orm.begin():
-        ahead = Resume.state == ResumeState.DUE, Resume.due_at > at, Resume.created_at > at + MAX_CLOCK_ERROR
+        ahead = Resume.state == ResumeState.DUE, Resume.due_at > at, was_ahead
         return count_of(orm.execute(update(Resume).where(*ahead).values(due_at=at)))
 
 

@@ -289,3 +289,14 @@ def test_what_a_clock_that_ran_ahead_has_queued_is_due_now_and_nothing_else(engi
     assert due(engine) == []
     assert queue.repair_future_timestamps(engine, now) == 1
     assert due(engine) == ["ahead"]
+
+
+def test_what_was_put_back_while_the_clock_ran_ahead_is_due_now(engine, monkeypatch):
+    now, month = datetime.now(UTC), timedelta(days=30)
+    row = queue.pending_resume(engine, make(engine, ranks=1))
+    monkeypatch.setattr(queue_claims, "now", lambda: now + month)
+    assert queue_claims.claim(engine, row.id, WE, by="daemon", snapshot=ANY)
+    assert queue_claims.put_back(engine, row.id, WE, due_at=now + month, failed_starts=0, error="no GPU is free")
+    assert due(engine) == []
+    assert queue.repair_future_timestamps(engine, now) == 1
+    assert due(engine) == ["ink"]
