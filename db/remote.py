@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import Engine, func, select, update
+from sqlalchemy import Engine, func, or_, select, update
 from sqlalchemy.orm import Session as Orm
 
-from kgorch.core.codes import REMOTE_OPEN, RunState
+from kgorch.core.codes import REMOTE_OPEN, RemoteWait, RunState
+from kgorch.db.queue import MAX_CLOCK_ERROR, count_of
 from kgorch.db.rows import RemoteBundleInfo, RemoteSessionInfo
 from kgorch.db.runs import machine_of, now, to_info
 from kgorch.db.tables import RemoteBundle, RemoteSessionRow, Run
 
 Columns = Mapping[str, Any]
+
+LONGEST_PAUSE, LONGEST_QUOTA_WAIT = timedelta(days=2), timedelta(days=8)
+"""No session is looked at later: 30 polls of a minute are usual, a place may ask for a day, and hours are renewed weekly."""
 
 
 class DueRun(NamedTuple):
@@ -129,6 +133,18 @@ def due_runs(engine: Engine, at: datetime) -> list[DueRun]:
             DueRun._make(row)
             for row in orm.execute(query.where(Run.state == RunState.ACTIVE).order_by(RemoteSessionRow.due_at))
         ]
+
+
+def repair_future_timestamps(engine: Engine, at: datetime) -> int:
+    """Make sessions due at `at` that a clock running ahead has put off to its own date. Returns their number."""
+    is_too_late = or_(
+        RemoteSessionRow.due_at > at + LONGEST_QUOTA_WAIT,
+        (RemoteSessionRow.wait != RemoteWait.QUOTA) & (RemoteSessionRow.due_at > at + LONGEST_PAUSE),
+        (RemoteSessionRow.status_at > at + MAX_CLOCK_ERROR) & (RemoteSessionRow.due_at > at),
+    )
+    with Orm(engine) as orm, orm.begin():
+        query = update(RemoteSessionRow).where(RemoteSessionRow.state.in_(REMOTE_OPEN), is_too_late)
+        return count_of(orm.execute(query.values(due_at=at)))
 
 
 def next_due_at(engine: Engine, after: datetime) -> datetime | None:

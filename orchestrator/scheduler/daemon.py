@@ -26,7 +26,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from kgorch.core import scheduling as core
-from kgorch.db import active_sessions, fleet, queue, queue_claims
+from kgorch.db import active_sessions, fleet, queue, queue_claims, remote
 from kgorch.db.active_sessions import ActiveSession
 from kgorch.db.queue import Claimant, Entry
 from kgorch.db.rows import ResumeInfo
@@ -232,8 +232,9 @@ class Daemon:
         # just the case that this is for. And `tick` is complete without a scheduler (benchmarks/quarter.py plays three months).
         if self._repair_at_s is None or self._look_at_s - self._repair_at_s >= REPAIR_INTERVAL_S:
             self._repair_at_s = self._look_at_s
-            if count := queue.repair_future_timestamps(self._engine, now):
-                log.warning("%s resumes were queued by a clock that ran ahead; they are due now", count)
+            repair = queue.repair_future_timestamps, remote.repair_future_timestamps
+            if count := sum(one(self._engine, now) for one in repair):
+                log.warning("%s runs were put off by a clock that ran ahead; they are due now", count)
 
     def _release_claims(self, now: datetime) -> None:
         """Put back the rows whose claimant has died or hangs, or was of another boot."""

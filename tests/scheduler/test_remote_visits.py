@@ -9,11 +9,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from harness import wait_until
 
-from kgorch.core.codes import REMOTE_OPEN, RemoteState, RunState
+from kgorch.core.codes import REMOTE_OPEN, RemoteState, RemoteWait, RunState
 from kgorch.core.remote.session_states import RemoteSession
 from kgorch.db import remote, runs
 from kgorch.remote.session_rows import columns_of
 from kgorch.scheduler import remote_visits
+from kgorch.scheduler.daemon import Daemon
 from kgorch.scheduler.remote_visits import AGAIN_S, AT_ONCE, LIMIT_S, RemoteVisits
 
 NOW = datetime(2026, 11, 24, 12, 0, tzinfo=UTC)
@@ -79,6 +80,23 @@ def test_what_is_due_later_wakes_the_daemon_then_and_a_run_that_failed_is_left_a
     make("failed", run_state=RunState.FAILED)
     visits = Visits()
     assert visits.tick(engine, NOW) == NOW + timedelta(seconds=90) and visits.begun == []
+
+
+def test_a_clock_that_ran_ahead_puts_no_visit_off_to_its_date(engine, make, tmp_path):
+    now, day = datetime.now(UTC), timedelta(days=1)
+    make("running", due_at=now + 30 * day)
+    hours = timedelta(hours=7)  # of a clock that is set to the local time
+    remote.save(engine, make("seen", due_at=now + hours).id, {"status_at": now + hours})
+    remote.save(engine, make("no_hours", RemoteState.PLANNED, now + 30 * day).id, {"wait": RemoteWait.QUOTA})
+    make("resting", due_at=now + day)
+    remote.save(engine, make("renewal", RemoteState.PLANNED, now + 7 * day).id, {"wait": RemoteWait.QUOTA})
+    make("over", RemoteState.COLLECTED, now + 30 * day)
+    daemon = Daemon(engine, tmp_path / "home")
+    daemon._remote_visits = visits = Visits()
+    daemon.tick()
+    visits.wait()
+    assert sorted(visits.begun) == ["no_hours", "running", "seen"]
+    assert remote.next_due_at(engine, datetime.now(UTC)) == now + day
 
 
 def test_a_run_has_one_visit_at_a_time(engine, make):
