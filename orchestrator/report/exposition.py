@@ -125,9 +125,7 @@ def _current_runs(engine: Engine, now: datetime) -> list[RunInfo]:
     live = [runs.by_id(engine, item.run_id) for item in active_sessions.all_of(engine)[:MAX_RUNS]]
     current = {run.id: run for run in live if run}
     for run in runs.all_runs(engine, limit=10 * MAX_RUNS):
-        last = None if run.state == RunState.ACTIVE else sessions.last(engine, run.id)
-        ended_at = last.ended_at if last else None
-        if run.state == RunState.ACTIVE or (ended_at and now - ended_at < ENDED_RECENTLY):
+        if run.state == RunState.ACTIVE or now - runs.last_activity_at(engine, run) < ENDED_RECENTLY:
             current.setdefault(run.id, run)
     return list(current.values())[:MAX_RUNS]
 

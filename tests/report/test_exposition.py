@@ -11,13 +11,15 @@ import urllib.request
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import lived_in
 import pytest
 from answered import make_state
 from sqlalchemy import insert, update
 
+from kgorch.core.codes import RunState
 from kgorch.db import runs, samples, sessions
 from kgorch.db.engine import open_database
-from kgorch.db.tables import Attempt, EventRow
+from kgorch.db.tables import Attempt, EventRow, Resume
 from kgorch.report import exposition
 
 pytest.importorskip("prometheus_client")
@@ -99,6 +101,30 @@ def test_odd_names_are_escaped_and_the_number_of_series_is_bounded(state):
     sessions.update_session(engine, session.id, phase="training")
     named = {labels[0] for labels in parsed(state("prometheus").stdout)["kgorch_run_info"]}
     assert "digits" in named, "what trains comes before newer runs that do not"
+
+
+@pytest.mark.parametrize("last", ["remote", "slurm", "queue"])
+def test_a_run_that_fails_without_a_recent_session_here_is_exported_for_a_day(tmp_path, last):
+    """An alert would have nothing to see of a run that failed at Kaggle, in Slurm's queue, or because no start came off."""
+    home = lived_in.Home(tmp_path / "home")
+    home.run("digits", age=timedelta(days=5))
+    if last != "remote":
+        home.session("digits-1", 1, home.now - timedelta(days=4), home.now - timedelta(days=3), 0, 10)
+        home.event("digits-1", None, home.now - timedelta(days=3), "run_chosen")
+    if last == "queue":
+        row = {
+            "run_id": "digits-1",
+            "state": "failed",
+            "created_at": home.now - timedelta(days=3),
+            "claimed_at": home.now,
+        }
+        home.add(Resume, row)
+    else:
+        home.event("digits-1", None, home.now, f"{last}_ended")
+    runs.set_state(home.engine, "digits-1", RunState.FAILED, "the place refused it")
+    for hours, values in ((1, [1.0]), (25, [])):
+        points = exposition.points(home.engine, now=home.now + timedelta(hours=hours))
+        assert [point.value for point in points if point.family == "kgorch_run_failed"] == values, hours
 
 
 def test_a_counter_counts_all_that_has_happened(state):
