@@ -34,8 +34,10 @@ def toml_literal(value: Any) -> str:
             return "true" if value else "false"
         case str():
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-        case int() | float():
-            return repr(value)
+        case int():
+            return int.__repr__(value)  # an IntEnum has a repr of its own
+        case float():
+            return float.__repr__(value)  # as has NumPy's float64
         case date() | time():
             return value.isoformat()
         case list() | tuple():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
+from enum import IntEnum
 
 import pytest
 from hypothesis import given, settings
@@ -153,7 +154,9 @@ def test_an_override_that_reaches_nothing_is_a_mistake(override):
 )
 def test_what_is_typed_for_an_argument_does_not_become_text_where_a_value_was_meant(tmp_path, typed, instead):
     path = tmp_path / "plan.toml"
-    path.write_text(GOOD.replace("epochs = 40", "epochs = 40, amp = true, optimizer = { lr = 0.1 }"))
+    path.write_text(
+        GOOD.replace("epochs = 40", "epochs = 40, amp = true, optimizer = { lr = 0.1 }")
+    )
     with pytest.raises(PlanError) as caught:
         load(path, [f"stage.train.args.{typed}"])
     assert instead in caught.value.next_step, caught.value.next_step
@@ -367,6 +370,14 @@ _VALUES = st.recursive(
 @settings(max_examples=300, deadline=None)
 def test_a_value_that_is_set_from_python_comes_out_of_toml_as_it_was(value):
     assert tomllib.loads(f"value = {toml_literal(value)}")["value"] == value
+
+
+def test_a_number_of_another_type_comes_out_of_toml_as_a_number():
+    """NumPy's float64 is a float and a member of an IntEnum an integer; the repr of either is no TOML."""
+    numpy = pytest.importorskip("numpy")
+    kind = IntEnum("kind", ["SMALL", "LARGE"])
+    values = [numpy.float64(1e-3), kind.LARGE, *numpy.array([0.9, 0.999])]
+    assert tomllib.loads(f"value = {toml_literal(values)}")["value"] == [1e-3, 2, 0.9, 0.999]
 
 
 def test_what_toml_has_no_value_for_is_refused():
