@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import shlex
 import tomllib
 from collections.abc import Iterable
 from typing import Any
 
 from kgorch.errors import PlanError, nearest
 from kgorch.plan.toml_document import Key, KeyPath
+from kgorch.plan.toml_values import format_value, toml_literal
 
 EXAMPLES = "for example --set session.wall=30s --set stage.train.args.epochs=3"
+
+_NESTED = """a list is like [1, 2.5, "text"], a table like {size = 1, name = "text"}; the shell needs single quotes around it"""
 
 
 class NoSuchStage(PlanError):
@@ -97,26 +102,42 @@ def _parsed_value(text: str, override: str) -> Any:
 
 
 def _refuse_likely_slip(key: str, text: str, before: Any) -> None:
-    """Refuse bare text that was meant as a bool, a number or None: as text, `False` is true in Python.
+    """Refuse bare text that was meant as a bool, a number, a list, a table or None: as text, `False` is true in Python.
 
     Args:
         before: the value that it replaces.
     Raises: PlanError, with what to type.
     """
     forms: list[str] = []
+    is_nested = isinstance(before, list | dict) or text.startswith(("[", "{"))
     if isinstance(before, bool) or text in ("True", "False"):
         forms = [text.lower()] if text in ("True", "False") else ["true", "false"]
     elif number := _number(text):
         forms = [number]
+    elif is_nested:
+        forms = _nested(text)
     elif text != "None" and not isinstance(before, int | float):
         return
-    instead = [f"--set {key}={form}" for form in forms]
+    typed = [f"--set {shlex.quote(f'{key}={form}')}" for form in [*forms, toml_literal(text)]]
     raise PlanError(
         f"--set {key}={text}: this is text, since it is no value of TOML",
-        *([f"the value in the plan is {str(before).lower()}"] if isinstance(before, int | float) else []),
+        *(
+            [f"the value in the plan is {format_value(before)}"]
+            if isinstance(before, int | float | list | dict)
+            else []
+        ),
         *(["TOML has no None: leave the argument out, if the script's default is that"] if text == "None" else []),
-        next_step=", or ".join([*instead, f"--set '{key}=\"{text}\"' where text is meant"]),
+        *([_NESTED] if is_nested and not forms else []),
+        next_step=", or ".join([*typed[:-1], f"{typed[-1]} where text is meant"]),
     )
+
+
+def _nested(text: str) -> list[str]:
+    """The list or table that the text is in Python or JSON, as TOML; empty for none."""
+    with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        value = ast.literal_eval(text)
+        return [toml_literal(value)] if isinstance(value, list | tuple | dict) else []
+    return []
 
 
 def _number(text: str) -> str:

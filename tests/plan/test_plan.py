@@ -150,12 +150,18 @@ def test_an_override_that_reaches_nothing_is_a_mistake(override):
         ("epochs=many", """'stage.train.args.epochs="many"'"""),
         ("amp=yes", "amp=true"),
         ("optimizer.lr=1.", "optimizer.lr=1.0"),
+        ("betas=[.9,.999]", "'stage.train.args.betas=[0.9, 0.999]'"),
+        ("betas=.9,.999", "'stage.train.args.betas=[0.9, 0.999]'"),
+        ("betas=none", """'stage.train.args.betas="none"'"""),
+        ("optimizer=adam", """'stage.train.args.optimizer="adam"'"""),
+        ('new={"lr": .1}', """'stage.train.args.new={"lr" = 0.1}'"""),
+        ("new=[a,b]", """'stage.train.args.new="[a,b]"'"""),
     ],
 )
 def test_what_is_typed_for_an_argument_does_not_become_text_where_a_value_was_meant(tmp_path, typed, instead):
     path = tmp_path / "plan.toml"
     path.write_text(
-        GOOD.replace("epochs = 40", "epochs = 40, amp = true, optimizer = { lr = 0.1 }")
+        GOOD.replace("epochs = 40", "epochs = 40, amp = true, optimizer = { lr = 0.1 }, betas = [0.9, 0.99]")
     )
     with pytest.raises(PlanError) as caught:
         load(path, [f"stage.train.args.{typed}"])
