@@ -216,6 +216,7 @@ class Site:
                     return
                 except Exception as error:
                     yield _event("trouble", {"text": _trouble(error)})
+                    sent = {}  # the page says so until parts come, also where none of them has changed
                 await asyncio.sleep(INTERVAL_S if complete else HURRY_S)
         finally:
             self.streams -= 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import http.cookiejar
 import itertools
 import json
@@ -23,7 +25,7 @@ from kgorch.db.engine import open_fleet
 from kgorch.db.location import Fleet
 from kgorch.platforms.detect import detect
 from kgorch.report import run_view
-from kgorch.web import access, server, state
+from kgorch.web import access, app, server, state
 from kgorch.web.app import create_app
 from kgorch.web.state import WebState
 
@@ -278,6 +280,23 @@ def test_a_stream_sends_parts_and_then_only_what_has_changed(site):
     second = parts.of_run("surface-unet3d", 1, "overview")
     assert "training" in first["head"] and "saving" in second["head"]
     assert second["actions"] == first["actions"]
+
+
+def test_a_stream_sends_the_parts_again_after_trouble_for_the_page_says_so_until_then(site, monkeypatch):
+    monkeypatch.setattr(app, "INTERVAL_S", 0)
+    page, looks = app.Site(site.state, access.Gate(1)), itertools.count()
+
+    def look():
+        if (number := next(looks)) == 1:
+            raise OSError("the disk is away")
+        page.is_stopping = number == 3
+        return {"head": "<p>as before</p>"}, True
+
+    async def events():
+        request = SimpleNamespace(is_disconnected=functools.partial(asyncio.sleep, 0, False))
+        return [text.split("\n")[0] async for text in page._events(request, look)]
+
+    assert asyncio.run(events()) == ["retry: 2000", "event: parts", "event: trouble", "event: parts", ": "]
 
 
 def test_an_unknown_run_and_page_are_not_found(site):
