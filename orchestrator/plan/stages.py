@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from datetime import date, time
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -15,6 +16,7 @@ from kgorch.plan.diagnostics import problem_at
 from kgorch.plan.foreign import ForeignSection
 from kgorch.plan.plan_table import PlanTable
 from kgorch.plan.quantities import Name
+from kgorch.plan.toml_document import KeyPath
 from kgorch.plan.toml_values import format_value
 
 FUNCTION_PATTERN = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
@@ -55,6 +57,14 @@ class WeightsSection(PlanTable):
 def _as_table(value: Any) -> Any:
     """`weights = "resnet.pth"` is short for `weights = { file = "resnet.pth" }`."""
     return {"file": value} if isinstance(value, str) else value
+
+
+def _dates(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """TOML's dates and times in a value, which alone JSON cannot hold, and their places in it."""
+    if isinstance(value, date | time):
+        yield path, value
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from _dates(item, (*path, key))
 
 
 class StageSection(PlanTable):
@@ -109,10 +119,10 @@ class StageSection(PlanTable):
     def _check_json(cls, value: dict[str, Any]) -> dict[str, Any]:
         try:
             json.dumps(value, allow_nan=True)
-        except TypeError:  # TOML's dates and times
-            raise ValueError(
-                "expected strings, numbers, true, false, lists and tables (a date goes in quotes)"
-            ) from None
+        except TypeError:
+            path, found = next(_dates(value))
+            expected = "expected strings, numbers, true, false, lists and tables (a date goes in quotes)"
+            raise problem_at(f"{expected}; found {format_value(found)}", path) from None
         return value
 
     @field_validator("entry")

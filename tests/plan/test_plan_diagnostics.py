@@ -133,6 +133,14 @@ def test_a_value_by_set_is_told_by_what_was_typed_and_not_by_a_line_of_the_file(
     assert "s3cr3t" not in str(caught.value)
 
 
+def test_a_date_among_the_arguments_is_told_by_its_own_key_and_line():
+    text = 'name = "x"\n[[stage]]\nname = "t"\nentry = "t.py"\n[stage.args]\nlr = 1\ndata = { days = [2024-01-01] }'
+    with pytest.raises(PlanError) as caught:
+        parse(text, "plan.toml", ["stage.t.args.lr=0.1"])
+    assert "plan.toml:7: stage.t.args.data.days.0: expected" in str(caught.value)
+    assert "a date goes in quotes); found 2024-01-01" in str(caught.value) and "--set" not in str(caught.value)
+
+
 def test_a_value_that_a_quick_test_takes_over_is_told_once():
     text = (
         'name = "x"\nstage = [{ name = "quick", quick_test_of = "t" }, { name = "t", entry = "t.py", ranks = "two" }]'
