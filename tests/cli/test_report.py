@@ -198,6 +198,24 @@ def test_markdown_of_the_report_holds_no_markup_of_a_stranger(home, capsys):
     assert "<img" not in text.replace("\\<", "") and "## ink: training run" in text and "| stage | metric |" in text
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["report", "ink", "--md"], ["report", "ink", "--json"], ["compare", "ink", "digits", "--json"]],
+    ids=" ".join,
+)
+def test_what_would_be_printed_is_written_to_the_file_that_is_named(home, capsys, words):
+    assert code_of(words) == 0
+    printed, written = capsys.readouterr().out, write(*words)
+    assert written.splitlines()[:2] == printed.splitlines()[:2] and written.count("\n") == printed.count("\n")
+    assert "\x1b" not in written
+
+
+def test_a_plot_is_no_json(home, capsys):
+    for other in ("--json", "--events"):
+        assert code_of(["history", "ink", "--plot", "loss", other]) == 2
+        assert f"--plot and {other} exclude each other" in capsys.readouterr().err
+
+
 def test_the_differences_of_plans_are_shown_first_and_the_better_run_is_marked(home, capsys):
     engine = open_database(home)
     runs.set_plan(

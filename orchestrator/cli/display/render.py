@@ -131,8 +131,13 @@ def _write(safe: str, *, err: bool = False, nl: bool = True, colours: bool | Non
         click.echo(safe.encode(encoding, "replace").decode(encoding), err=err, nl=nl, color=colours)
 
 
-def as_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2))  # needs no `printable`: json writes ASCII, a control character as \\u001b
+def as_json(value: Any, output: Path | None = None) -> None:
+    """Print it, or write it to `output`."""
+    text = json.dumps(value, indent=2)  # needs no `printable`: json writes ASCII, a control character as \\u001b
+    if output:
+        write_file(output, text + "\n")
+    else:
+        click.echo(text)
 
 
 def as_json_line(value: Any) -> None:

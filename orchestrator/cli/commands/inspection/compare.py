@@ -34,7 +34,7 @@ def command(names: tuple[str, ...], output: Path | None, as_json: bool) -> int:
     _, _, engine = open_state()
     comparison = run_comparison.of_runs(engine, [find_run(engine, name) for name in names])
     if as_json:
-        render.as_json(comparison)
+        render.as_json(comparison, output)
         return 0
     from kgorch.cli.pages import comparison_page
 

@@ -11,6 +11,7 @@ from kgorch.cli import completion
 from kgorch.cli.display import render
 from kgorch.cli.lookup import find_run, open_state
 from kgorch.cli.options import json_option, run_argument
+from kgorch.errors import KgorchError
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -46,6 +47,9 @@ def command(run: str | None, as_json: bool, events: bool, limit: int | None, plo
     Example:
       kgorch history surface-demo --events -n 20
     """
+    if plot and (as_json or events):
+        other = "--json" if as_json else "--events"
+        raise KgorchError(f"--plot and {other} exclude each other", next_step="give one of them")
     from kgorch.report import run_view
 
     _, _, engine = open_state()

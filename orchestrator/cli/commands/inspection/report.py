@@ -35,12 +35,13 @@ def command(run: str | None, output: Path | None, as_markdown: bool, as_json: bo
     info = find_run(engine, run)
     report = run_report.of_run(engine, info)
     if as_json:
-        render.as_json(report)
+        render.as_json(report, output)
         return 0
     from kgorch.cli.pages import report_page
 
-    if as_markdown:
+    if as_markdown and output is None:
         render.echo(report_page.markdown(report), nl=False)
         return 0
-    render.write_file(output or Path(f"{info.name}-report.html"), report_page.html(report))
+    page = report_page.markdown(report) if as_markdown else report_page.html(report)
+    render.write_file(output or Path(f"{info.name}-report.html"), page)
     return 0
