@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from answered import PLAN, code_of, make_state
 
+from kgorch.cli.pages import comparison_page
 from kgorch.core.metrics import metric_curve
 from kgorch.core.metrics.metric_curve import Record, Value
 from kgorch.db import curves, runs, sessions
@@ -214,6 +215,16 @@ def test_a_plot_is_no_json(home, capsys):
     for other in ("--json", "--events"):
         assert code_of(["history", "ink", "--plot", "loss", other]) == 2
         assert f"--plot and {other} exclude each other" in capsys.readouterr().err
+
+
+def test_rows_of_a_comparison_name_the_stage_where_there_are_several():
+    runs = [{"label": "a", "state": "active", "step": 1, "trained_s": 1, "sessions": 1, "problems": 0}]
+    item = {"name": "loss", "mode": "min", "best": [0.5], "winner": None}
+    rows = comparison_page.rows({"runs": runs, "metrics": [item | {"stage": "train"}], "plan_differences": []})[1]
+    assert rows[-1][0] == "best loss (min)"
+    both = [item | {"stage": stage} for stage in ("train", "tune")]
+    rows = comparison_page.rows({"runs": runs, "metrics": both, "plan_differences": []})[1]
+    assert [row[0] for row in rows[-2:]] == ["best train: loss (min)", "best tune: loss (min)"]
 
 
 def test_the_differences_of_plans_are_shown_first_and_the_better_run_is_marked(home, capsys):

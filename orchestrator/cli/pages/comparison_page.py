@@ -34,11 +34,13 @@ def rows(comparison: View) -> tuple[list[str], list[list[str]]]:
         ["sessions", *(str(run["sessions"]) for run in runs)],
         ["problems", *(str(run["problems"]) for run in runs)],
     ]
+    has_stages = len({item["stage"] for item in comparison["metrics"]}) > 1
     for item in comparison["metrics"][: render.MAX_METRICS]:
         values = ["–" if value is None else number(value) for value in item["best"]]
         if item["winner"] is not None:
             values[item["winner"]] += " *"
-        lines.append([f"best {item['name']} ({item['mode']})", *values])
+        stage = f"{item['stage']}: " if has_stages else ""
+        lines.append([f"best {stage}{item['name']} ({item['mode']})", *values])
     for item in comparison["plan_differences"]:
         lines.append([item["key"], *("default" if value is None else value for value in item["values"])])
     return ["", *(run["label"] for run in runs)], lines
