@@ -19,14 +19,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kgorch.core.durations import parse_positive_duration_s
+from kgorch.core.names import NAME_PATTERN
 from kgorch.errors import ConfigError
 
 LEASE_S = 300.0
 """Seconds without a sign of life after which a machine, or the claimant of a row, counts as dead."""
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MAX_BYTES = 1 << 20
-UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class Fleet(NamedTuple):
@@ -58,14 +58,14 @@ def fleet(environ: Mapping[str, str] = os.environ) -> Fleet | None:
             error_code="KG606",
         )
     name = environ.get("KGORCH_MACHINE") or table.get("machine") or socket.gethostname()
-    if not isinstance(name, str) or not NAME.fullmatch(name):
+    if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name):
         raise ConfigError(
             f"{str(name)[:80]!r} cannot name a machine of the fleet",
             "expected up to 64 letters, digits, dots, underscores and hyphens",
             next_step="set KGORCH_MACHINE, or fleet.machine of the configuration",
             error_code="KG606",
         )
-    return Fleet("postgresql+psycopg" + url[url.index("://") :], name, _seconds(table.get("lease", LEASE_S)))
+    return Fleet("postgresql+psycopg" + url[url.index("://") :], name, _lease_s(table.get("lease", LEASE_S)))
 
 
 def config_path(environ: Mapping[str, str] = os.environ) -> Path:
@@ -80,14 +80,17 @@ def _table(environ: Mapping[str, str]) -> dict[str, Any]:
     """The table [fleet]. A file that cannot be read or parsed has none: whoever reads all of it reports that."""
     try:
         with open(config_path(environ), "rb") as file:
-            table = tomllib.loads(file.read(MAX_BYTES).decode()).get("fleet", {})
+            table = tomllib.loads(file.read(MAX_BYTES).decode("utf-8-sig")).get("fleet", {})
     except (OSError, ValueError, RecursionError):
         return {}
     return table if isinstance(table, dict) else {}
 
 
-def _seconds(value: Any) -> float:
-    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)\s*([smh]?)", str(value))
-    if not match or (seconds := float(match[1]) * UNITS[match[2]]) < 1.0:
-        raise ConfigError(f'fleet.lease: expected a duration such as "5m", found {value!r}', error_code="KG606")
-    return seconds
+def _lease_s(value: Any) -> float:
+    try:
+        lease_s = parse_positive_duration_s(value)
+    except ValueError as error:
+        raise ConfigError(f"fleet.lease: {error}; found {value!r:.80}", error_code="KG606") from None
+    if lease_s < 1.0:
+        raise ConfigError(f"fleet.lease: expected at least 1s, found {value!r:.80}", error_code="KG606")
+    return lease_s

@@ -11,7 +11,7 @@ from kgorch.plan.keys import dotted_keys
 from kgorch.plan.model import Plan
 from kgorch.plan.overrides import of_missing_stages
 from kgorch.plan.plan_file import load, parse, stage_names
-from kgorch.plan.quantities import parse_duration_s, parse_size_bytes
+from kgorch.plan.quantities import parse_size_bytes
 from kgorch.plan.sections import DataSection, NotifySection
 from kgorch.plan.stages import StageSection
 from kgorch.plan.track import TrackSection
@@ -27,7 +27,6 @@ __all__ = [
     "load",
     "of_missing_stages",
     "parse",
-    "parse_duration_s",
     "parse_size_bytes",
     "stage_names",
 ]

@@ -1,4 +1,4 @@
-"""Durations, sizes and names as a plan writes them: how they are parsed, and the field types that carry them."""
+"""Sizes and names as a plan writes them: how they are parsed, and the field types that carry them and durations."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+from kgorch.core.durations import parse_positive_duration_s
 from kgorch.core.names import NAME_PATTERN
 
-_SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES_PER_UNIT = {
     "": 1,
     "B": 1,
@@ -23,31 +23,9 @@ _BYTES_PER_UNIT = {
     "GiB": 1 << 30,
     "TiB": 1 << 40,
 }
-_DURATION_PART = r"(\d+(?:\.\d+)?)\s*(ms|[smhd])"
-
-MAX_DURATION_S = 10 * 365 * 86400.0
-"""Longest duration that a plan may give, ten years: far above any session, and far below where dates overflow."""
 
 INVALID_NAME = "invalid_name"
 """pydantic's type of the error for a name; diagnostics.py adds a name that would fit."""
-
-
-def parse_duration_s(value: Any) -> float:
-    """Parse a duration into seconds: `"90s"`, `"1h 30m"`, or a number, which is in seconds already.
-
-    The result has no bounds here: `kgorch quota set` takes zero, and whoever needs more checks it.
-
-    Raises: ValueError saying what is expected.
-    """
-    if isinstance(value, str):
-        parts = re.findall(_DURATION_PART, value)
-        if not parts or re.sub(rf"{_DURATION_PART}|\s", "", value):
-            raise ValueError('expected a duration such as "30s", "90m" or "1h 30m"')
-        return sum(float(number) * _SECONDS_PER_UNIT[unit] for number, unit in parts)
-    # bool is a subclass of int, and `wall = true` is no number of seconds
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError('expected a duration such as "30s", "90m" or "1h 30m"')
-    return float(value)
 
 
 def parse_size_bytes(value: Any) -> int:
@@ -67,13 +45,6 @@ def parse_size_bytes(value: Any) -> int:
     return value
 
 
-def _bounded_duration_s(value: Any) -> float:
-    duration_s = parse_duration_s(value)
-    if not 0 < duration_s <= MAX_DURATION_S:  # also refuses nan, which TOML can write
-        raise ValueError('expected a duration above 0 and at most 10 years, such as "90m"')
-    return duration_s
-
-
 def _positive_size_bytes(value: Any) -> int:
     size_bytes = parse_size_bytes(value)
     if size_bytes <= 0:
@@ -88,7 +59,7 @@ def _checked_name(value: str) -> str:
     return value
 
 
-Seconds = Annotated[float, BeforeValidator(_bounded_duration_s)]
+Seconds = Annotated[float, BeforeValidator(parse_positive_duration_s)]
 """Field type of a duration above 0 and at most `MAX_DURATION_S`, in seconds."""
 
 Bytes = Annotated[int, BeforeValidator(_positive_size_bytes)]

@@ -15,13 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from kgorch.errors import ConfigError, PlanError
 from kgorch.plan.diagnostics import validate
 from kgorch.plan.model import Plan
 from kgorch.plan.plan_table import PlanTable
-from kgorch.plan.quantities import Seconds
+from kgorch.plan.quantities import Name, Seconds
 from kgorch.plan.sections import NotifySection, PlatformSection, QuotaSection
 from kgorch.plan.toml_document import DocumentKind, TomlDocument, parse_toml, read_text
 from kgorch.platforms.detect import BY_NAME
@@ -46,9 +46,16 @@ class FleetSection(PlanTable):
         lease (float): seconds without a sign of life after which a machine counts as dead.
     """
 
-    database: Annotated[str, Field(pattern=r"^postgresql(\+psycopg)?://")] | None = None
-    machine: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
-    lease: Seconds = 300.0
+    database: str | None = None
+    machine: Name | None = None
+    lease: Annotated[Seconds, Field(ge=1.0)] = 300.0
+
+    @field_validator("database")
+    @classmethod
+    def _check_database(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("postgresql://", "postgresql+psycopg://")):
+            raise ValueError("expected postgresql+psycopg://USER@HOST/NAME")
+        return value
 
 
 class UserConfig(PlanTable):

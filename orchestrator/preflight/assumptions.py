@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from kgorch.core.durations import parse_duration_s
 from kgorch.core.forecast.machines import MACHINES, SHARES, Assumptions, MachineSpec
 from kgorch.errors import KgorchError, nearest
-from kgorch.plan import parse_duration_s
 
 ALL = ""
 """In place of a stage's name: an assumption about all stages."""

@@ -160,6 +160,8 @@ MAY = {
     "kgorch.db": {
         "kgorch.db",
         "kgorch.core.codes",
+        "kgorch.core.durations",
+        "kgorch.core.names",
         "kgorch.errors",
         "kgorch.untrusted_io",
     },  # it reads a stranger's database, too

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kgorch.core.durations import parse_duration_s
 from kgorch.errors import PlanError
-from kgorch.plan import Plan, check_entries, load, parse, parse_duration_s, parse_size_bytes
+from kgorch.plan import Plan, check_entries, load, parse, parse_size_bytes
 from kgorch.plan.toml_values import toml_literal
 
 GOOD = """\

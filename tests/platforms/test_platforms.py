@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kgorch.db import location
 from kgorch.errors import ConfigError, PlanError
 from kgorch.limits.fixed_walls import began_s
 from kgorch.plan import Plan, parse, user_config
@@ -155,6 +156,35 @@ def test_a_configuration_changes_neither_the_plans_hash_nor_what_the_plan_says(t
     plan = _plan()
     with_config = user_config.apply_to_plan(plan, _config(tmp_path, "[quota]\nhours = 1\n"))
     assert with_config.hash == plan.hash and plan.quota.hours is None
+
+
+FLEET = "postgresql://db/kgorch"
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ('lease = "1d"', ""),
+        ('lease = "1m 30s"', ""),
+        ("lease = 90", ""),
+        ('lease = "90"', "expected a duration"),
+        ('lease = "0.5s"', "expected a number of at least 1"),
+        ('machine = "../a"', "expected 1 to 64 letters, digits"),
+        ('database = "mysql://me:s3cr3t@x/y"', "expected postgresql+psycopg://USER@HOST/NAME"),
+    ],
+)
+def test_both_readers_of_the_table_fleet_take_and_refuse_the_same(tmp_path, table, told):
+    """The database is opened without pydantic, by a reader of its own (db/location.py): what it refuses, no verb gets beyond."""
+    database = "" if "database" in table else f'database = "{FLEET}"\n'
+    text = f"\ufeff[fleet]\n{database}{table}\n"
+    if not told:
+        assert _config(tmp_path, text).fleet.lease == location.fleet({"XDG_CONFIG_HOME": str(tmp_path)}).lease_s
+        return
+    with pytest.raises(ConfigError) as caught:
+        _config(tmp_path, text)
+    assert told in str(caught.value) and "s3cr3t" not in str(caught.value)
+    with pytest.raises(ConfigError):
+        location.fleet({"XDG_CONFIG_HOME": str(tmp_path)})
 
 
 def test_without_a_file_nothing_is_said_and_a_named_one_must_be_there(tmp_path):

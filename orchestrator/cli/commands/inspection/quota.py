@@ -97,8 +97,8 @@ def correct(used: str, pool: str | None, as_json: bool) -> int:
     Example:
       kgorch quota set --used 12.5h
     """
+    from kgorch.core.durations import parse_duration_s
     from kgorch.limits import quota_pools
-    from kgorch.plan import parse_duration_s
     from kgorch.report import quota_view
 
     try:

@@ -43,7 +43,7 @@ class SubmitOptions:
 
 def parse_time_s(_: click.Context, __: click.Parameter, typed: str | None) -> float | None:
     """Raises: click.BadParameter."""
-    from kgorch.plan.quantities import parse_duration_s
+    from kgorch.core.durations import parse_duration_s
 
     try:
         return None if typed is None else parse_duration_s(typed)
