@@ -344,50 +344,48 @@ def prepare(
     attempt = _attempt(context, row, device)
     if restore_point.snapshot:
         attempt = replace(attempt, from_snapshot=restore_point.snapshot.number)
-    arguments = stage.args | dict(memory.settings.arguments) | remedies.arguments(memory.schedule)
+    checkpoint, launch = restore_point.checkpoint, next_launch(engine, run, plan, scope, memory)
     launch = replace(
-        _launch_spec(context, stage, restore_point, attempt, memory),
-        args=data.args(arguments, workdir=run.workdir),
+        launch,
+        attempt=attempt.name,
+        folder=attempt.row.folder,
+        args=data.args(launch.args, workdir=run.workdir),
         foreign=foreign_stage.launch_values(engine, run, stage, devices.rank_count(stage.ranks, context.environ)),
         data=data.caches,
         nodes=asdict(place) if place else None,
         wall_s=state.wall_s,
         deadline_s=state.deadline_s,
+        resume=str(checkpoint[0]) if checkpoint and not restore_point.snapshot else None,
+        snapshot=attempt.from_snapshot,
+        extends=restore_point.is_final and extension.goes_on_from(engine, run, stage.name, restore_point.step),
     )
     return attempt, launch
 
 
-def _launch_spec(
-    context: SessionContext,
-    stage: StageSection,
-    restore_point: RestorePoint,
-    attempt: LaunchedAttempt,
-    memory: LaunchSettings,
-) -> LaunchSpec:
-    """The launch specification, but for what changes while the session runs: the wall, the deadline and local copies of data."""
-    engine, run, plan = context.engine, context.run, context.plan
-    folder, checkpoint = Path(run.folder), restore_point.checkpoint
+def next_launch(engine: Engine, run: RunInfo, plan: Plan, scope: RungScope, memory: LaunchSettings) -> LaunchSpec:
+    """The launch specification of a stage's next attempt, by run and plan: without its number and folder, from which state it
+    goes on, and what changes while the session runs."""
+    stage, folder = next(item for item in plan.stage if item.name == scope.stage), Path(run.folder)
     return LaunchSpec(
         run=run.name,
         run_id=run.id,
         stage=stage.name,
-        attempt=attempt.name,
-        folder=attempt.row.folder,
+        attempt="",
+        folder="",
         entry=stage.entry,
+        args=stage.args | dict(memory.settings.arguments) | remedies.arguments(memory.schedule),
         argv=stage.argv,
         flags=stage.flags,
         launcher=stage.launcher,
         integration=stage.integration,
         workdir=run.workdir,
-        ranks=attempt.row.ranks,
+        ranks=scope.world_size,
         socket=str(folder / "control.sock"),
         checkpoints=str(checkpoint_root(run, stage.name)),
         output=str(folder / "outputs"),
         cached=str(folder / CACHE_FOLDER),
         plan_hash=run.plan_hash,
         seed=plan.seed,
-        resume=str(checkpoint[0]) if checkpoint and not restore_point.snapshot else None,
-        snapshot=attempt.from_snapshot,
         snapshot_s=plan.checkpoint.snapshot_s,
         memory_bytes=plan.checkpoint.memory,
         keeper=str(folder / KEEPER_SOCKET),
@@ -395,14 +393,13 @@ def _launch_spec(
         schedule=memory.schedule,
         changes=rungs.changes(engine, run, stage.name),
         ladder=list(plan.memory.ladder),
-        device=attempt.device,
+        device=scope.device,
         health=remedies.launch_health(engine, run, plan, stage.name),
         collective_timeout_s=plan.health.collective_timeout_s,
         deterministic=plan.deterministic,
         weights=stage.weights.model_dump() if stage.weights else None,
         best=registry.best_for_ranks(engine, run.id, plan, stage.name),
         quick=stage.quick_test_of is not None,
-        extends=restore_point.is_final and extension.goes_on_from(engine, run, stage.name, restore_point.step),
     )
 
 

@@ -32,12 +32,12 @@ from kgorch.db.rows import RunInfo
 from kgorch.errors import ReplayFailed
 from kgorch.hardware import devices, gpu_locks
 from kgorch.hardware.gpu_locks import GpuLocks
-from kgorch.launch import launcher, rungs
+from kgorch.launch import attempts, launcher, rungs
 from kgorch.launch.rungs import RungScope
 from kgorch.plan import Plan
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.protocol.messages import Heartbeat, Message
-from kgorch.protocol.run_files import KEEPER_SOCKET
+from kgorch.protocol.run_files import CACHE_FOLDER, KEEPER_SOCKET
 from kgorch.snapshots import keeper_client
 from kgorch.system.paths import home_of_folder
 from kgorch.system.sockets.control_socket import ControlSocket, Reply
@@ -189,33 +189,24 @@ def _launch_spec(
     for other in Path(run.checkpoints).iterdir():
         if other.name != stage.name:
             own.with_name(other.name).symlink_to(other.absolute())
-    shutil.copytree(Path(run.folder) / "outputs", place / "outputs", symlinks=True)
+    for folder in ("outputs", CACHE_FOLDER):
+        if (source := Path(run.folder, folder)).exists():
+            shutil.copytree(source, place / folder, symlinks=True)
     ranks = devices.rank_count(stage.ranks, environ)
-    memory = rungs.launch_settings(engine, run, plan, RungScope(stage.name, devices.model_name(environ), ranks))
-    return LaunchSpec(
-        run=run.name,
-        run_id=run.id,
-        stage=stage.name,
+    scope = RungScope(stage.name, devices.model_name(environ), ranks)
+    launch = attempts.next_launch(engine, run, plan, scope, rungs.launch_settings(engine, run, plan, scope))
+    return replace(
+        launch,
         attempt=f"replay-{place.name}",
         folder=str(place / "attempt"),
-        entry=stage.entry,
-        argv=stage.argv,
-        integration=stage.integration,
-        flags=stage.flags,
-        args=stage.args | dict(memory.settings.arguments),
-        workdir=run.workdir,
-        ranks=ranks,
         socket=str(place / "control.sock"),
         keeper=str(place / KEEPER_SOCKET),
         checkpoints=str(own),
         output=str(place / "outputs"),
-        plan_hash=run.plan_hash,
-        seed=plan.seed,
+        cached=str(place / CACHE_FOLDER),
         resume=str(checkpoint),
-        settings=memory.settings.as_dict(),
-        schedule=memory.schedule,
-        ladder=list(plan.memory.ladder),
-        deterministic=plan.deterministic,
+        snapshot_s=None,
+        quick=False,  # a quick test would end before the steps are done
     )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import signal
 import struct
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,9 @@ from driver import build
 from harness import processes_of, wait_until
 
 from kgorch.checkpoint.safetensors_header import Span
+from kgorch.db import runs
+from kgorch.db.engine import open_database
+from kgorch.plan import parse
 from kgorch.preflight import determinism_check
 
 PROMISES = Path(__file__).parents[1] / "promises"
@@ -59,6 +64,25 @@ def test_a_training_with_chance_of_its_own_is_named_by_its_tensors_and_its_outpu
     [promised] = json.loads((PROMISES / "replay.json").read_text())["differing"]
     assert difference.keys() == promised.keys()
     assert _nothing_is_left(kgorch)
+
+
+def test_a_replay_launches_the_stage_as_the_run_does_but_in_folders_of_its_own(kgorch, tmp_path):
+    plan = kgorch.plan("uses_urandom.py", every="600s", extra='[health]\nnan = ["lr/2"]\ncollective_timeout = "20m"')
+    plan.write_text(plan.read_text().replace("ranks = 1", 'ranks = 1\nlauncher = "torchrun-cli"'))
+    [checkpoint] = _suspended(kgorch, plan)
+    engine = open_database(kgorch.home)
+    run = runs.newest(engine, "test")
+    Path(run.folder, "cached").mkdir(exist_ok=True)
+    Path(run.folder, "cached", "mean.json").write_text("{}")
+    parsed = parse(run.plan, "plan.toml")
+    spec = determinism_check._launch_spec(engine, run, parsed, checkpoint, tmp_path / "first", os.environ)
+    own = {"attempt", "folder", "socket", "keeper", "checkpoints", "output", "cached"}
+    of_the_session = {"resume", "snapshot", "snapshot_s", "wall_s", "deadline_s"}
+    as_the_run = json.loads((kgorch.attempt() / "launch.json").read_text())
+    differing = {key: value for key, value in json.loads(json.dumps(asdict(spec))).items() if value != as_the_run[key]}
+    assert differing.keys() <= own | of_the_session, differing
+    assert all(Path(differing[key]).is_relative_to(tmp_path / "first") for key in own - {"attempt"})
+    assert Path(spec.cached, "mean.json").read_text() == "{}"
 
 
 def test_a_replay_is_refused_while_the_run_trains_and_one_that_is_interrupted_leaves_nothing(kgorch):
