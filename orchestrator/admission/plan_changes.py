@@ -92,6 +92,14 @@ def refuse(name: str, compatibility: PlanCompatibility, *, accept: bool) -> None
         )
 
 
+def is_another_folder(old: str, new: Path) -> bool:
+    """Whether a plan lies in another folder than the run was begun in, which was not moved: it may be another project's."""
+    try:
+        return not Path(old).samefile(new)
+    except OSError:
+        return False
+
+
 def facts(compatibility: PlanCompatibility) -> dict[str, Any]:
     """Facts of the event PLAN_CHANGED."""
     changes = [{"key": item.key, "old": item.old, "new": item.new} for item in compatibility.differences]

@@ -179,6 +179,9 @@ def _apply_changed_plan(
     old = load_stored_plan(run)
     to_extend = extension.stages_to_do(run.name, old, plan) if run.state == RunState.FINISHED else []
     compatibility = plan_changes.compare_with_run(engine, run, old, plan, to_extend)
+    if plan_changes.is_another_folder(run.workdir, request.workdir):
+        refusal = f"it was begun in {run.workdir}, which is still there, and this plan lies in {request.workdir}"
+        compatibility = replace(compatibility, refusals=(*compatibility.refusals, refusal))
     plan_changes.refuse(run.name, compatibility, accept=request.consent.changes)
     for difference in compatibility.differences:
         watcher.note(f"the plan has changed: {difference}")

@@ -115,6 +115,14 @@ def export_torch(folder: Path, out: Path, name: str | None) -> int:
     return int(process.stdout)
 
 
+def name_of_export(folder: Path) -> str:
+    """What the file or folder of an exported checkpoint may be called: of a foreign program as it calls it."""
+    try:
+        return Path(foreign_contents.read_contents(folder, None)[1].path).name
+    except (CheckpointBroken, OSError):
+        return "model.safetensors"
+
+
 def export_foreign(folder: Path, out: Path) -> int:
     """Write a foreign program's own checkpoint, a file or a folder, to `out`, which must not exist.
 

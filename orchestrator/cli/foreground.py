@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import shlex
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -107,7 +108,10 @@ def _print_end(view: dict[str, Any], phase: Phase) -> None:
         outputs, best = Path(str(view["folder"])) / "outputs", " --best" if view["best"] else ""
         text = f"{name} is finished" + (f": {outputs}" if outputs.is_dir() and any(outputs.iterdir()) else "")
         if checkpoint:
-            text += f"\nnext: kgorch checkpoints export {name} model.safetensors{best}"
+            from kgorch.checkpoint.export import name_of_export  # no part of a supervisor
+
+            out = shlex.quote(name_of_export(Path(checkpoint["path"])))
+            text += f"\nnext: kgorch checkpoints export {name} {out}{best}"
     elif phase is Phase.FAILED:
         text = _failure(view, position).render()
     else:

@@ -17,6 +17,7 @@ from sqlalchemy import Engine
 
 from kgorch.admission.resolve_run import load_stored_plan
 from kgorch.checkpoint import folder as checkpoint_folder
+from kgorch.checkpoint.export import name_of_export
 from kgorch.core.codes import CheckpointState
 from kgorch.core.plan_compatibility import flat_values, shown_value, shown_values
 from kgorch.db import checkpoints, sessions
@@ -169,8 +170,9 @@ def _commands(run: RunInfo, saved: Sequence[CheckpointInfo]) -> list[View]:
         (f"cp {shlex.quote(str(Path(run.folder) / 'plan.toml'))} {shlex.quote(plan)}", "the plan as the run stores it"),
         (f"kgorch start {shlex.quote(plan)} --fresh{options}", "trains anew, by the same plan and seed"),
     ]
-    if any(item.state == CheckpointState.VERIFIED for item in saved):
-        export = f"kgorch checkpoints export {shlex.quote(run.name)} model.safetensors"
+    if verified := [item for item in saved if item.state == CheckpointState.VERIFIED]:
+        out = name_of_export(Path(verified[-1].path))
+        export = f"kgorch checkpoints export {shlex.quote(run.name)} {shlex.quote(out)}"
         commands.append((export, "writes the weights of the newest checkpoint to a file"))
     return [{"command": command, "what": what} for command, what in commands]
 

@@ -20,7 +20,7 @@ from kgorch.admission import background_start, live_requests, queue_entry
 from kgorch.admission.requests import Consent, LocalState, StartRequest
 from kgorch.admission.resolve_run import NoSession
 from kgorch.checkpoint import registry
-from kgorch.checkpoint.export import export_foreign, export_safetensors
+from kgorch.checkpoint.export import export_foreign, export_safetensors, name_of_export
 from kgorch.checkpoint.foreign_contents import is_foreign
 from kgorch.checkpoint.verify import verify_checkpoint
 from kgorch.core.codes import OVER, REMOTE_OPEN, CheckpointState
@@ -218,7 +218,7 @@ def export(state: WebState, run: RunInfo, values: Values) -> tuple[Path, str]:
     folder, and a name for it. Raises: NotFound, KgorchError."""
     row = find_checkpoint(state, run, values)
     folder = Path(tempfile.mkdtemp(prefix="export-", dir=state.home))
-    out = folder / "model.safetensors"
+    out = folder / name_of_export(Path(row.path))
     try:
         if is_foreign(verify_checkpoint(Path(row.path))):
             export_foreign(Path(row.path), out)
@@ -233,7 +233,7 @@ def export(state: WebState, run: RunInfo, values: Values) -> tuple[Path, str]:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    return out, f"{run.name}-{row.stage}-{row.step}.safetensors"
+    return out, f"{run.name}-{row.stage}-{row.step}{out.suffix}"
 
 
 def _queued(state: WebState, nothing: NoSession | None) -> str:

@@ -153,7 +153,7 @@ class ExitRecord:
                 "code": code_of(error),
                 "error_code": error.error_code if isinstance(error, KgorchError) else "",
                 "type": f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins."),
-                "message": str(error)[:4000],
+                "message": message_of(error)[:4000],
                 "memory": memory_that_ran_out(error),
                 "step": getattr(error, "at_step", None),
                 "place": getattr(error, "at_place", ""),
@@ -174,6 +174,15 @@ def name_package(error: BaseException) -> None:
         and "kgorch" not in error.msg  # the folder of a checkout says it itself
     ):
         error.msg += "; the package of kgorch is `kgorch`: from kgorch import attach"
+
+
+def message_of(error: BaseException) -> str:
+    """Its text; of a program that argparse has ended, with the reason, which is printed and not in the error."""
+    if isinstance(error, SystemExit):
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if frame.f_code.co_name == "exit" and frame.f_globals.get("__name__") == "argparse":
+                return f"{error.code}: {frame.f_locals.get('message') or ''}".strip()
+    return str(error)
 
 
 def explain_empty_epoch(error: BaseException) -> None:

@@ -416,6 +416,18 @@ def test_a_person_may_insist_on_a_plan_that_would_be_refused(suspended):
     assert kgorch.history()[-1]["stages"][0]["first_step"] >= 2
 
 
+def test_a_plan_of_the_same_name_in_another_folder_does_not_take_a_run_over(suspended):
+    other = suspended.folder.with_name("other")
+    shutil.copytree(suspended.folder, other)
+    refused = suspended("start", str(other / "plan.toml"), code=2).stderr
+    assert f"begun in {suspended.folder}, which is still there" in refused and "--accept-changes" in refused
+    assert len(suspended.history()) == 1
+    suspended.folder.rename(suspended.folder.with_name("moved"))
+    suspended.folder = other
+    suspended("start", str(other / "plan.toml"), "--set", "stage.train.args.sleep=0")
+    assert suspended.status()["state"] == "finished"
+
+
 @pytest.mark.slow  # three attempts, each of which waits for room
 def test_a_last_save_that_fails_is_never_called_finished(kgorch, small_disk):
     (small_disk / "filler").write_bytes(b"0" * (shutil.disk_usage(small_disk).free - 800_000))

@@ -56,6 +56,8 @@ def test_a_program_without_pytorch_is_cut_three_times_and_finishes_as_if_it_was_
     expected = (tmp_path / "alone" / "state" / "state.json").read_bytes()
     assert contents_of(newest(kgorch)) == {"state.json": expected}
     assert steps == sorted(steps) and steps[-1] == COUNT
+    commands = [item["command"] for item in kgorch.look("report", "test")["commands"]]
+    assert "kgorch checkpoints export test state.json" in commands
     out = kgorch.folder / "exported.json"
     kgorch("checkpoints", "export", "test", str(out))
     assert out.read_bytes() == expected

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import sys
 import time
 
 import pytest
@@ -39,3 +41,22 @@ def test_an_attempt_ends_soon_after_a_rank_has_failed_whatever_the_others_wait_f
     supervisor.wait(timeout=60)
     attempt = kgorch.history()[0]["attempts"][0]
     assert attempt["cause"].startswith("rank 1: ValueError: the loss went wrong"), attempt
+
+
+def parsed_by_argparse():
+    argparse.ArgumentParser("train.py").parse_args(["--epohcs", "4"])
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (parsed_by_argparse, "2: train.py: error: unrecognized arguments: --epohcs 4"),
+        (lambda: sys.exit(3), "3"),
+        (lambda: sys.exit("no data"), "no data"),
+    ],
+    ids=["argparse", "a number", "a text"],
+)
+def test_the_reason_of_a_program_that_refuses_its_arguments_is_in_its_record(program, message):
+    with pytest.raises(SystemExit) as ended:
+        program()
+    assert entry.message_of(ended.value) == message
