@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
-from kgorch.checkpoint.manifest import Manifest, Position
+from kgorch.checkpoint.manifest import Manifest
 from kgorch.worker import restore, rng_state, session_end
 from kgorch.worker.checkpoint import state_codec
 from kgorch.worker.checkpoint.resumed_state import ResumedState
@@ -26,9 +27,10 @@ class Saved:
 
     def __init__(self, session: CutSession, *, is_final: bool) -> None:
         state = session._state
-        captured = state_codec.capture(state.tracked.things)
-        position = Position(step=state.position.step, epoch=state.position.epoch)
-        self.manifest = Manifest("r", "id", "train", position, 1, "2026-11-20T00:00:00+00:00", final=is_final)
+        captured, position = state_codec.capture(state.tracked.things), state.position
+        self.manifest = Manifest(
+            "r", "id", "train", position.as_manifest(), 1, "2026-11-20T00:00:00+00:00", final=is_final
+        )
         self.tree = captured.tree
         self._tensors = {path: tensor.detach().clone() for path, tensor in captured.tensors.items()}
         self._own = {
@@ -37,6 +39,10 @@ class Saved:
             "loaders": {name: place for name, item in state.followed.items() if (place := item.place)},
             "remembered": dict(state.remembered.values),
         }
+        if state.foreign_loader is not None:
+            self._own["rng"]["loader"] = state.foreign_loader.place
+        if state.keyed_loader is not None and (place := state.keyed_loader.place(position.batch))["used"]:
+            self._own["keyed"] = place
 
     def own(self, _: int) -> dict[str, Any]:
         return dict(self._own, rng=dict(self._own["rng"]))
@@ -73,8 +79,23 @@ class CutSession(Session):
         if self._saved:
             self._loop.resume(restore.restore(self._state, self._saved, "memory"))  # type: ignore[arg-type]
 
+    def steps(self, *args: Any, **options: Any) -> Any:
+        """Cuts at the end of the step, as `steps` alone knows it."""
+        loop, ends = self._loop, self._loop._boundary
+
+        def end_or_cut() -> None:
+            ends()
+            self._cut()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop, "_boundary", end_or_cut)
+            yield from super().steps(*args, **options)
+
     def boundary(self, **options: Any) -> None:
         super().boundary(**options)
+        self._cut()
+
+    def _cut(self) -> None:
         if self.step == self._cut_at:
             cut = Cut(self.saved())
             session_end.end(cut)

@@ -50,7 +50,7 @@ class SampleOrder:
     Also the batch sampler of a DataLoader: it yields, of each global batch, one slice for each rank that this process plays.
 
     Attributes:
-        epoch, batch: where the next iteration starts.
+        epoch, used: where the next iteration starts: after so many samples of that epoch.
         shift: samples by which the epoch's batches begin later than they would: another global batch was in force when it began.
         size: samples of the dataset.
         batches: global batches of an epoch.
@@ -68,7 +68,7 @@ class SampleOrder:
         shuffle: bool,
         drop_last: bool,
     ) -> None:
-        self.global_batch, self.epoch, self.batch, self.shift = global_batch, 0, 0, 0
+        self.global_batch, self.epoch, self.used, self.shift = global_batch, 0, 0, 0
         self.size, self.ranks, self._seed = size, ranks, seed
         self.shuffle, self._drop_last = shuffle, drop_last
         self.batches = self._batches_of(size)
@@ -76,11 +76,15 @@ class SampleOrder:
     def _batches_of(self, samples: int) -> int:
         return samples // self.global_batch if self._drop_last else -(-samples // self.global_batch)
 
+    @property
+    def batch(self) -> int:
+        """Number of the next iteration's first batch. The batches that are left of an epoch keep the last numbers."""
+        return self.batches - self._batches_of(max(0, self.size - self.used))
+
     def start_after(self, used: int) -> None:
-        """Start after so many samples of the epoch. The batches that are left keep the last numbers."""
-        used = min(used, self.size)
-        self.batch = self.batches - self._batches_of(self.size - used)
-        self.shift = used - self.batch * self.global_batch
+        """Start after so many samples of the epoch."""
+        self.used = min(used, self.size)
+        self.shift = self.used - self.batch * self.global_batch
 
     def samples_before(self, batch: int) -> int:
         """Samples of the epoch before a global batch."""
@@ -96,23 +100,29 @@ class SampleOrder:
         return rank * samples // count, (rank + 1) * samples // count
 
     def __len__(self) -> int:
-        return max(0, self.batches - self.batch) * len(self.ranks().mine)
+        return (self.batches - self.batch) * len(self.ranks().mine)
 
     def __iter__(self) -> Iterator[list[Key]]:
+        return self._slices(self.epoch, self.used)
+
+    def _slices(self, epoch: int, used: int) -> Iterator[list[Key]]:
         order = torch.arange(self.size)
         if self.shuffle:
-            generator = torch.Generator().manual_seed(_mixed(self._seed, self.epoch, -1))
+            generator = torch.Generator().manual_seed(_mixed(self._seed, epoch, -1))
             order = torch.randperm(self.size, generator=generator)
-        for batch in range(self.batch, self.batches):
-            samples = order[self.samples_before(batch) : self.samples_before(batch + 1)].tolist()
+        for batch in range(self._batches_of(max(0, self.size - used))):
+            samples = order[used + batch * self.global_batch :][: self.global_batch].tolist()
             for rank in self.ranks().mine:
                 first, end = self.slice_of(len(samples), rank)
                 # An empty slice gets a sample with weight 0: every rank has to take part in the step's collectives.
-                yield [(self.epoch, index) for index in (samples[first:end] or samples[:1])]
+                yield [(epoch, index) for index in (samples[first:end] or samples[:1])]
 
 
 class Loader:
-    """Iterates over this process's slices of the global batches; `seek` says where to start.
+    """Iterates over this process's slices of the global batches.
+
+    `seek` says where the next iteration starts. Each further one gives all batches, in the order of epoch 0: whatever reads the
+    training set besides its steps reads the same in every session.
 
     Args:
         most: limit of global batches of an iteration; `len` counts all. 0: an iteration ends the script, because its evaluation or
@@ -206,7 +216,7 @@ class Loader:
 
     def seek(self, epoch: int, batch: int) -> None:
         """Start the next iteration there."""
-        self._order.epoch, self._order.batch, self._order.shift = epoch, batch, 0
+        self._order.epoch, self._order.used, self._order.shift = epoch, batch * self.global_batch, 0
 
     @property
     def batch(self) -> int:
@@ -231,9 +241,9 @@ class Loader:
         """
         order = self._order
         if saved is None:
-            if order.batch <= order.batches:
+            used = order.used // order.global_batch
+            if used <= order.batches:
                 return ""
-            used, order.batch = order.batch, order.batches
             return (
                 f"epoch {order.epoch}: it has used {used} batches, and there are {order.batches} of {order.global_batch} now:"
                 " none is left"
@@ -276,13 +286,16 @@ class Loader:
 
     def _all(self) -> Iterator[Any]:
         self._keyed.search_once()  # before loading processes get copies
-        return start_iterator(self._inner) if len(self._order) else iter(())
+        batches = start_iterator(self._inner) if len(self._order) else iter(())
+        self._order.epoch = self._order.used = 0
+        return batches
 
     def parts(self) -> Iterator[list[Any]]:
         """The batches up to the end of the epoch, those of one step together."""
         played, batches = len(self._order.ranks().mine), self._all()
         while part := list(itertools.islice(batches, played)):
             yield part
+        self._order.shift = 0
 
 
 class _Keyed(Dataset[Any]):

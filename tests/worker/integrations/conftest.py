@@ -38,16 +38,6 @@ def lightning(monkeypatch):
 
 
 @pytest.fixture
-def alone(monkeypatch, tmp_path):
-    """No session around the test, and none left after it."""
-    for name in ("KGORCH_LAUNCH", "MASTER_ADDR", "RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
-    yield
-    session_end.end(SystemExit(1))
-
-
-@pytest.fixture
 def carried(monkeypatch):
     """Runs a script that builds a Trainer, cut or as a continuation. Returns the session's steps and what the script returns."""
 

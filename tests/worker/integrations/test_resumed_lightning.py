@@ -272,7 +272,7 @@ def test_the_search_of_a_callback_of_lightning_is_no_part_of_the_training(lightn
     assert (whole[0] != 0.1) == (searched == "learning rate") and (whole[1] > 2) == (searched == "batch size")
     tried = len(whole[2]) - steps
     assert resumed == (*whole[:2], whole[2][:tried] + whole[2][tried + 5 :], whole[3])
-    assert carried.session._state.position.samples == 12 * 3 - sum(map(len, whole[2][tried : tried + 5]))
+    assert carried.session._state.position.samples == 12 * 3
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -292,7 +292,7 @@ def test_training_data_that_lightning_loads_anew_go_on_at_their_batch(lightning,
 
     (steps, whole), (_, resumed) = whole_and_resumed(carried, script, cut_at)
     assert steps == 30 and max(whole[0][-1]) >= 400 and resumed == (whole[0][cut_at:], whole[1])
-    assert carried.session._state.position.samples == 2 * (30 - cut_at)
+    assert carried.session._state.position.samples == 2 * 30
 
 
 @pytest.mark.filterwarnings("ignore")

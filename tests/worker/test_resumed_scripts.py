@@ -1,0 +1,64 @@
+"""Scripts that use the SDK, cut at a step: the rest must be as in an uninterrupted training, or `exactness` says why not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cut_session import CutSession
+from small_trainings import numbers, whole_and_resumed
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, update_bn
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+
+def run(script, cut_at=None, saved=None):
+    """A script, cut or as a continuation. Returns the session's steps and what the script returns."""
+    torch.manual_seed(3)
+    session = run.session = CutSession(cut_at, saved)
+    returned = script(session)
+    session.end()
+    run.finished = session.saved(is_final=True)
+    return session.step, returned
+
+
+def assert_exact(script, cuts) -> None:
+    for at in cuts:
+        whole, resumed = whole_and_resumed(run, script, at)
+        assert resumed == whole, at
+
+
+def train(session, net, optimizer, batch) -> None:
+    session.backward(batch, lambda part: ((net(part[0] / 10) - 1) ** 2).mean())
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def trained(session, **further):
+    """A network and its optimizer, tracked."""
+    net = nn.Linear(1, 1)
+    optimizer = torch.optim.AdamW(net.parameters(), 0.1)
+    session.track(net=net, optimizer=optimizer, **further)
+    return net, optimizer
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_training_set_that_is_read_besides_its_steps_is_read_from_its_beginning(workers):
+    """After a resume it began where the epoch had gone on, and gave nothing where that was its end."""
+
+    def script(session):
+        net = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1))
+        optimizer, average = torch.optim.AdamW(net.parameters(), 0.1), AveragedModel(net)
+        session.track(net=net, optimizer=optimizer, average=average)
+        loader, losses = session.loader(numbers(12), 2, num_workers=workers), []
+        for epoch in session.epochs(3):
+            for batch in session.steps(loader):
+                train(session, net, optimizer, batch)
+            average.update_parameters(net)
+            with torch.no_grad():
+                losses += [net(x).sum().item() for (x,) in loader] if epoch == 2 else []
+        update_bn(loader, average)
+        return losses, [value.tolist() for value in average.state_dict().values()]
+
+    assert_exact(script, (12, 14, 18) if workers else (3, 6, 12, 14, 17, 18))
+    assert run(script, saved=run.finished)[1][1] == run(script)[1][1], "in what follows a training that is finished"
