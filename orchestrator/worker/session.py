@@ -229,7 +229,8 @@ class Session(StepComputation):
                 another dimension get the same ones. None takes it from the meshes of the tracked model by the dimensions' names
                 (ranks/data_ranks.py): those of "tp" and "cp" get the same samples, of all others their own.
             options: further arguments of torch's DataLoader (num_workers, collate_fn, prefetch_factor, …). With workers,
-                persistent_workers is true unless it is given.
+                persistent_workers is true unless it is given; they start anew with an epoch before which dataset or `collate_fn`
+                was changed.
 
         Raises:
             KgorchError: the dataset has no length or index, or too few samples; more ranks than samples of a global batch; a

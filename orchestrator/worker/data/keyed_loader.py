@@ -35,7 +35,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from kgorch.errors import CannotRestore, KgorchError
 from kgorch.worker import rng_state
 from kgorch.worker.data import generator_states
-from kgorch.worker.data.loader_search import parts_of
+from kgorch.worker.data.loader_search import parts_of, plain_values
 from kgorch.worker.ranks.virtual_ranks import VirtualRanks
 
 Key = tuple[int, int]  # epoch, index of the sample
@@ -168,6 +168,7 @@ class Loader:
         if self._keyed.collate:
             options["collate_fn"] = _as_it_is
         self._inner = DataLoader(self._keyed, batch_sampler=self._order, generator=generator, **options)
+        self._copied: dict[str, Any] = {}  # what the dataset of loading processes that stay was
 
     def __len__(self) -> int:
         """Global batches of an epoch."""
@@ -286,6 +287,8 @@ class Loader:
 
     def _all(self) -> Iterator[Any]:
         self._keyed.search_once()  # before loading processes get copies
+        if self._inner.persistent_workers and (now := self._keyed.plain_values()) != self._copied:
+            self._inner._iterator, self._copied = None, now  # the processes have copies from before a change
         batches = start_iterator(self._inner) if len(self._order) else iter(())
         self._order.epoch = self._order.used = 0
         return batches
@@ -318,6 +321,10 @@ class _Keyed(Dataset[Any]):
         """Search for generators, unless that was done."""
         if self._held is None:
             self._search()
+
+    def plain_values(self) -> dict[str, Any]:
+        """By what a change of the script's dataset or collate_fn between two epochs is told."""
+        return plain_values(SimpleNamespace(dataset=self._dataset, collate_fn=self.collate))
 
     def _search(self) -> dict[str, Any]:
         parts = parts_of(SimpleNamespace(dataset=self._dataset, collate_fn=self.collate))

@@ -209,7 +209,10 @@ class LoaderFastForward:
         notes += self._parts.unknown[:MOST_NAMED]
         for inner in self._parts.loaders.values():
             if inner.num_workers and inner.persistent_workers:
-                notes.append("persistent_workers: exact unless they draw from generators of their own process")
+                notes.append(
+                    "persistent_workers: exact unless they draw from generators of their own process, or the dataset is changed"
+                    " between epochs"
+                )
             if not getattr(inner, "in_order", True):
                 notes.append("in_order=False: the order hangs on time")
         if watch and self._parts.loaders and watch.given and not watch.reads:

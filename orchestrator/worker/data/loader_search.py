@@ -46,21 +46,8 @@ NOT_THE_RANKS = frozenset({"worker_init_fn", "_iterator"})
 """Attributes of a DataLoader that are not used in the rank's own process, or end with the epoch."""
 
 CONTAINERS: tuple[Any, ...] = (dict, list, tuple, collections.deque)
-PLAIN = (
-    str,
-    bytes,
-    bytearray,
-    int,
-    float,
-    complex,
-    bool,
-    type(None),
-    range,
-    slice,
-    torch.Tensor,
-    torch.dtype,
-    torch.device,
-)
+SCALARS = (str, bytes, int, float, complex, bool, range, torch.dtype, torch.device)
+PLAIN = (*SCALARS, bytearray, type(None), slice, torch.Tensor)
 CODE = (type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, types.FrameType)
 OF_LIBRARIES = frozenset({"numpy", "pandas", "polars", "pyarrow", "h5py", "PIL", "tokenizers", "io", "_io", "threading",
                           "_thread", "multiprocessing", "subprocess", "logging", "pathlib", "kgorch"})  # fmt: skip
@@ -111,6 +98,16 @@ class _Node:
 def parts_of(loader: Any) -> LoaderParts:
     """Search a loader."""
     return _LoaderSearch(loader).parts
+
+
+def plain_values(thing: Any) -> dict[str, Any]:
+    """Numbers and texts that an object refers to, by path, and of what else it holds the type: told by these, it has changed.
+
+    Of tensors it is known whether they were written to, of arrays which ones they are, of containers their length.
+    """
+    values: dict[str, Any] = {}
+    _LoaderSearch(thing, values)
+    return values
 
 
 def takes_epochs(thing: Any) -> bool:
@@ -178,8 +175,10 @@ def of_the_process() -> set[int]:
 
 
 class _LoaderSearch:
-    def __init__(self, loader: Any) -> None:
-        self.parts = LoaderParts()
+    """Args: values: see `plain_values`, which fills it; None: they are not asked for."""
+
+    def __init__(self, loader: Any, values: dict[str, Any] | None = None) -> None:
+        self.parts, self._values = LoaderParts(), values
         self._types, self._global = generator_types(), of_the_process()
         self._visited: set[int] = set()
         self._held: list[Any] = []  # kept alive, so that no id is reused during the search
@@ -286,7 +285,7 @@ class _LoaderSearch:
             self._partly[node.path] = len(numbers)
         for number in numbers:
             key = keys[number]
-            if not self._is_inert(value := kind.__getitem__(node.thing, key)):
+            if not self._is_inert(value := kind.__getitem__(node.thing, key)) or self._values is not None:
                 name = repr(key) if isinstance(key, str | int | float) else f"#{number}"
                 yield from self._to(node, f"[{name:.80}]", value)
 
@@ -318,11 +317,25 @@ class _LoaderSearch:
         self, node: _Node, edge: str, thing: Any, *, is_data: bool = False, is_beyond: bool = False
     ) -> Iterator[_Node]:
         """The object at the end of an edge, unless it is irrelevant."""
+        if self._values is not None and (value := self._value(thing)) is not None:
+            self._values[node.path + edge] = value
         if not self._is_inert(thing):
             kind = type(thing)
             iterable = not isinstance(thing, nn.Module) and (hasattr(kind, "__iter__") or hasattr(kind, "__getitem__"))
             is_beyond = is_beyond or node.is_beyond or not iterable
             yield _Node(node.path + edge, node.depth + 1, thing, edge, is_data or node.is_data, is_beyond)
+
+    def _value(self, thing: Any) -> Any:
+        """By what a change of the object is told; None of files and the like, which a dataset may open at any time."""
+        if isinstance(thing, SCALARS):
+            return thing
+        if isinstance(thing, torch.Tensor):
+            return id(thing), 0 if thing.is_inference() else thing._version
+        if (numpy := sys.modules.get("numpy")) and isinstance(thing, numpy.ndarray):
+            return id(thing), thing.shape
+        if type(thing) in (*CONTAINERS, set, frozenset):
+            return type(thing), len(thing)
+        return None if self._is_inert(thing) else type(thing)
 
     def _judge(self) -> None:
         """Report objects that may have a state of their own: samplers that are not PyTorch's and hold nothing known."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import random
@@ -133,6 +134,72 @@ def test_a_generator_that_a_loading_process_replaces_by_another_is_seeded_from_i
     whole = read(kind())
     assert read(kind(), num_workers=2, **options) == whole
     assert read(kind(), batch=2, num_workers=2, **options) == whole[2:]
+
+
+class Resized(torch.utils.data.Dataset):
+    """A script changes it between two epochs."""
+
+    def __init__(self):
+        self.size, self.transform, self.table, self.names = 1, None, torch.zeros(2), [0] * 1000
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        scale = self.transform.keywords["scale"] if self.transform else 1
+        return index * self.size * scale + self.table[0] + len(self.names) + self.names[-1]
+
+
+def change_size(data, collate):
+    data.size += 1
+
+
+def change_transform(data, collate):
+    data.transform = functools.partial(min, scale=5 if data.transform is None else data.transform.keywords["scale"] + 1)
+
+
+def change_table(data, collate):
+    data.table += 1
+
+
+def change_names(data, collate):
+    data.names = data.names[:-1] + [data.names[-1] + 1]
+
+
+def change_length(data, collate):
+    data.names = data.names[1:]
+
+
+def change_collate(data, collate):
+    collate.scale += 1
+
+
+class Scaled:
+    """A collate_fn with an attribute."""
+
+    scale = 1
+
+    def __call__(self, samples):
+        return torch.stack(samples) * self.scale
+
+
+@pytest.mark.parametrize(
+    "change", [change_size, change_transform, change_table, change_names, change_length, change_collate]
+)
+def test_a_change_between_two_epochs_reaches_loading_processes_that_stay(change):
+    """They kept the dataset of the first epoch, and those of a resume had another one."""
+    read = []
+    for workers in (0, 1):
+        data, collate, processes = Resized(), Scaled(), set()
+        loader = Loader(data, 4, ranks=lambda: ranks_of(1, 0, 1), seed=4, num_workers=workers, collate_fn=collate)
+        for epoch in range(4):
+            if epoch % 2:
+                change(data, collate)
+            loader.seek(epoch, 0)
+            read.append([part.tolist() for part in loader])
+            if workers:
+                processes.add(loader._inner._iterator._workers[0].pid)
+    assert read[:4] == read[4:] and read[0] != read[1] and len(processes) == 3, "that of a whole epoch stays"
 
 
 @pytest.fixture
