@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from kgorch.core.codes import EventKind, Outcome, RankError
+from kgorch.core.codes import EventKind, Outcome, Phase, RankError
 from kgorch.core.error_codes import PATTERN
 from kgorch.core.session import attempt_outcome
 from kgorch.core.session.attempt_outcome import RankRecord
@@ -45,13 +45,15 @@ LIBRARY_PATHS = (
 
 
 def of_run(engine: Engine, run: RunInfo) -> dict[str, Any] | None:
-    """The failure of a failed run; None if no attempt of it crashed or hung last."""
+    """The failure of a failed run; None if no attempt of it crashed or hung last, or if another cause ended it after that."""
     # The failures in a row at the end: earlier ones were overcome.
     attempts = reversed(sessions.attempts(engine, run.id, newest=MAX_ATTEMPTS))
     streak = list(itertools.takewhile(lambda item: item.outcome in (Outcome.CRASHED, Outcome.HUNG), attempts))
     if not streak:
         return None
-    newest = streak[0]
+    newest, last = streak[0], sessions.last(engine, run.id)
+    if last and last.phase == Phase.FAILED and newest.cause not in last.why:
+        return None  # a launch failed after it
     rank, at, place, frames, code = _first_failure(engine, run, newest)
     folder = Path(newest.folder)
     options = "--stacks" if rank is None and frames else f"--rank {rank or 0} -n 0"

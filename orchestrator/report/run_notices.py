@@ -19,6 +19,7 @@ from kgorch.report import save_advice
 def of_run(engine: Engine, run: RunInfo, row: SessionInfo | None, newest: CheckpointInfo | None) -> Iterator[str]:
     """Args: row: the newest session. newest: the newest verified checkpoint."""
     if row:
+        yield from _failed_launch(engine, run, row)
         yield from _failed_saves(engine, run, row)
         yield from _dropped_metrics(engine, run, row)
         yield from _best_not_saved(engine, run, row)
@@ -49,6 +50,13 @@ def _health_remedies(engine: Engine, run: RunInfo) -> Iterator[str]:
     for row in remedies:
         if row.settings.keys() - {"skip", "call", "seen"}:
             yield f"{row.rung} from step {row.step} on ({row.why})"
+
+
+def _failed_launch(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:
+    kinds = (EventKind.LAUNCH_FAILED, EventKind.LAUNCHED)
+    last = sessions.newest_event(engine, run.id, kinds, session_id=row.id)
+    if last and last.kind == EventKind.LAUNCH_FAILED and row.phase.is_launching:
+        yield f"nothing trains, the launch is tried again: {last.facts.get('why')}"
 
 
 def _failed_saves(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:

@@ -106,10 +106,10 @@ class AttemptStarted:
 
 @dataclass(frozen=True, slots=True)
 class LaunchFailed:
-    """An attempt could not be started. `is_final`: trying again would not help."""
+    """An attempt could not be started. `tries`: after so many of these in a row the run has failed; inf for what passes."""
 
     why: str
-    is_final: bool = False
+    tries: float = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,9 @@ from kgorch.supervisor.live_session import LiveSession
 
 Write = Callable[[], None]
 
+DATABASE_OUTAGES = (OperationalError, InterfaceError, InternalError, TimeoutError)
+"""Errors of a database that is locked or away, or whose disk is full: a later try may succeed."""
+
 AGAIN_S = 0.5
 """Between two tries of an entry that the database did not take. It has waited for other writers before (db/engine.py)."""
 
@@ -133,7 +136,7 @@ class Journal:
             entry()
         except sessions.SessionTaken:
             self._drop_all()
-        except (OperationalError, InterfaceError, InternalError, TimeoutError, DiskUnwritable) as error:
+        except (*DATABASE_OUTAGES, DiskUnwritable) as error:
             if time.monotonic() - self._said_s >= SAY_S:
                 self._said_s = time.monotonic()
                 cause = getattr(error, "orig", error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import sys
@@ -16,9 +17,13 @@ from sqlalchemy import event
 from kgorch.admission import session_start
 from kgorch.admission.open_session import ReadySession
 from kgorch.admission.requests import LocalState, StartRequest
+from kgorch.core.backoff import Backoff
 from kgorch.core.codes import Phase
 from kgorch.db.engine import open_database
+from kgorch.errors import KgorchError
+from kgorch.launch import attempts
 from kgorch.platforms.detect import detect
+from kgorch.supervisor.attempts import attempt_control, attempt_end, attempt_launch
 from kgorch.supervisor.loop import Supervisor
 from kgorch.supervisor.messages import MessageHandler
 from kgorch.system.sockets import control_socket
@@ -106,6 +111,17 @@ def supervised(kgorch: Kgorch, monkeypatch):
     engine.dispose()
 
 
+def kill_ranks(kgorch: Kgorch) -> None:
+    ranks = [pid for who, pid in kgorch.pids().items() if who.startswith("rank")]
+    assert ranks
+    for pid in ranks:
+        os.kill(pid, 9)
+
+
+def no_room(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def ask(kgorch: Kgorch, what: str):
     return control_socket.ask(kgorch.home / "runs/test/1/control.sock", what)
 
@@ -129,12 +145,61 @@ def test_no_turn_waits_for_a_locked_database_or_touches_a_file(kgorch, supervise
 def test_an_attempt_that_crashes_is_judged_and_launched_again_beside_the_loop(kgorch, supervised):
     supervisor, _ = supervised()
     name = supervisor._live.attempt.name
-    ranks = [pid for who, pid in kgorch.pids().items() if who.startswith("rank")]
-    assert ranks
-    for pid in ranks:
-        os.kill(pid, 9)
+    kill_ranks(kgorch)
     wait_until(lambda: (now := supervisor._live.attempt) and now.name != name, what="the next attempt")
     assert not supervisor.calls and max(supervisor.turns_s) < TURN_S
+
+
+def test_a_crash_while_the_database_is_locked_is_launched_again_however_long_that_lasts(
+    kgorch, supervised, monkeypatch
+):
+    monkeypatch.setattr(attempt_control, "AGAIN", Backoff(0.05, longest_s=0.1))
+    monkeypatch.setattr(attempt_launch, "FLUSH_S", 0.05)
+    monkeypatch.setattr(attempt_end, "WRITTEN_S", 0.1)
+    supervisor, _ = supervised()
+    first = supervisor._live.attempt.name
+    with closing(sqlite3.connect(kgorch.home / "kgorch.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        kill_ranks(kgorch)
+        failed = supervisor._attempts._failed
+        wait_until(lambda: sum(failed.values()) > 3 * attempt_launch.LAUNCH_TRIES, what="launches that failed")
+        assert supervisor._live.state.phase is Phase.RECOVERING
+        other.execute("ROLLBACK")
+    wait_until(lambda: (now := supervisor._live.attempt) and now.name != first, what="the next attempt")
+    wait_until(lambda: supervisor._live.state.phase is Phase.TRAINING, what="training")
+    assert kgorch.events("launch_failed") and not kgorch.status()["notices"]
+
+
+def test_a_launch_waits_for_room_on_a_full_disk_and_status_says_so(kgorch, supervised, monkeypatch):
+    monkeypatch.setattr(attempt_control, "AGAIN", Backoff(0.05, longest_s=0.1))
+    supervisor, _ = supervised()
+    with monkeypatch.context() as patch:
+        patch.setattr(attempts, "prepare", no_room)
+        kill_ranks(kgorch)
+        failed = supervisor._attempts._failed
+        wait_until(lambda: sum(failed.values()) > 3 * attempt_launch.LAUNCH_TRIES, what="launches that failed")
+        [said] = wait_until(lambda: kgorch.status()["notices"])
+        assert said.startswith("nothing trains") and "No space left" in said
+    wait_until(lambda: supervisor._live.state.phase is Phase.TRAINING, what="training")
+
+
+def test_a_launch_that_fails_after_a_crash_is_not_told_with_the_traceback_of_the_crash(kgorch, monkeypatch):
+    monkeypatch.setenv("KGORCH_HOME", str(kgorch.home))
+    plan = kgorch.plan("crashes.py", ranks=1, args={"at": 5})
+    engine = open_database(kgorch.home)
+    opened = session_start.start(LocalState(engine, kgorch.home, detect()), StartRequest(plan.read_text(), plan))
+    find, found = attempts.find_restore_point, []
+
+    def once(*given):
+        if found:
+            raise KgorchError("no checkpoint is whole")
+        found.append(find(*given))
+        return found[0]
+
+    monkeypatch.setattr(attempts, "find_restore_point", once)
+    assert opened.supervise(engine).phase is Phase.FAILED
+    engine.dispose()
+    assert (kgorch.status()["why"], kgorch.status()["failure"]) == ("no checkpoint is whole", None)
 
 
 def test_the_step_of_a_failure_is_known_without_its_last_heartbeats(kgorch, monkeypatch):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from kgorch.core.backoff import Backoff
 from kgorch.core.codes import EventKind
 from kgorch.core.session import events
 from kgorch.db import sessions
@@ -31,8 +33,8 @@ from kgorch.supervisor.recorder import Journal
 ATTACH_S = 60.0
 """Seconds after which a person is told of a script that has not attached; imports from a slow disk are over by then."""
 
-LAUNCH_TRIES, LAUNCH_AGAIN_S = 12, 5.0
-"""A launch that the disk or the database does not allow just now is tried again for a minute."""
+AGAIN = Backoff(5.0, longest_s=30.0)
+"""Pauses between launches that failed."""
 
 
 class AttemptControl:
@@ -59,7 +61,7 @@ class AttemptControl:
         self.curves = CurveImporter(live.engine, checkpoints.verifier.submit, journal.write)
         self._launcher = AttemptLauncher(live, journal, (checkpoints.verifier, self._saves), claim, loop.post)
         self._ends = AttemptEnds(live, journal, saves, self.curves, loop.post)
-        self._tries = 0
+        self._failed: Counter[float] = Counter()  # launches in a row, by how often one that fails so is tried
 
     def launch(self, data: DataCache) -> None:
         """Have the next one started, beside the loop. `data`: knows which data sets have a local copy."""
@@ -87,7 +89,8 @@ class AttemptControl:
         live.attempt = live.last_attempt = attempt
         live.recorded -= started.gone
         live.saved_step = restored.checkpoint[1].step if restored.checkpoint else 0
-        live.is_attached, self._tries = False, 0
+        live.is_attached = False
+        self._failed.clear()
         self._watch(attempt)
         stage = attempt.row.stage
         lost = max(0, live.row.step - restored.step) if stage == live.row.stage else 0
@@ -100,15 +103,13 @@ class AttemptControl:
         self._journal.write(lambda: sessions.update_session(live.engine, session_id, **columns))
 
     def on_launch_failed(self, failed: LaunchFailed) -> None:
-        if failed.is_final:
+        self._failed[failed.tries] += 1
+        count = self._failed[failed.tries]
+        if count >= failed.tries:
             self._loop.dispatch(events.RetriesExhausted(failed.why))
             return
-        self._tries += 1
-        self._journal.note(EventKind.LAUNCH_FAILED, {"why": failed.why, "tries": self._tries})
-        if self._tries >= LAUNCH_TRIES:
-            self._loop.dispatch(events.RetriesExhausted(failed.why))
-        else:
-            self._loop.set_timer("launch", LAUNCH_AGAIN_S, self._loop.launch_again)
+        self._journal.note(EventKind.LAUNCH_FAILED, {"why": failed.why, "tries": count})
+        self._loop.set_timer("launch", AGAIN.after(count), self._loop.launch_again)
 
     def on_gone(self, attempt: LaunchedAttempt) -> None:
         if self._live.attempt is attempt:  # otherwise its end is recorded: we killed it

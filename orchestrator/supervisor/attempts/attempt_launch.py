@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
 from collections.abc import Callable
 
@@ -13,7 +14,7 @@ from kgorch.core.codes import EventKind
 from kgorch.core.session.events import RunFinished
 from kgorch.db import checkpoints as checkpoint_rows
 from kgorch.db import sessions
-from kgorch.errors import CheckpointUnreadable, KgorchError
+from kgorch.errors import UNWRITABLE, CheckpointUnreadable, KgorchError
 from kgorch.hardware import devices
 from kgorch.hardware.gpu_locks import GpuLocks
 from kgorch.launch import attempts, launcher, rungs, standby
@@ -26,10 +27,13 @@ from kgorch.supervisor.attempts.hang_monitor import HangMonitor
 from kgorch.supervisor.attempts.memory_monitor import MemoryMonitor
 from kgorch.supervisor.live_session import AttemptStarted, Input, LaunchFailed, LiveSession, NodesLost
 from kgorch.supervisor.node_saves import NodeSaves
-from kgorch.supervisor.recorder import Journal
+from kgorch.supervisor.recorder import DATABASE_OUTAGES, Journal
 
 PERSIST_S = 60.0
 """Seconds that keepers of several nodes may take to write what a crashed attempt has left in memory."""
+
+LAUNCH_TRIES = 5
+"""A launch is tried again for a minute, unless it is known that it cannot succeed."""
 
 FLUSH_S = 1.0
 """Seconds to wait for the journal: what it has yet to write decides which stage comes next, and on what settings."""
@@ -80,7 +84,7 @@ class AttemptLauncher:
     ) -> None:
         live = self._live
         if not self._journal.flush(FLUSH_S):
-            self._post(LaunchFailed("the database cannot be written"))
+            self._post(LaunchFailed("the database cannot be written", math.inf))
             return
         try:
             stages = attempts.open_stages(live.engine, live.run, live.plan)
@@ -98,15 +102,15 @@ class AttemptLauncher:
             self._post(NodesLost("; ".join((error.what, *error.facts))))
             return
         except Exception as error:
-            is_final = isinstance(error, KgorchError) and not isinstance(error, CheckpointUnreadable)
-            self._post(LaunchFailed(str(error), is_final))
+            self._post(LaunchFailed(str(error), _tries(error)))
             return
         try:
             self._start(stages[0], (found, place), recorded, data, monitors)
         except Exception as error:  # whatever it is: a session that waits for nothing would be worse
             session_id = live.row.id
             self._journal.write(lambda: sessions.delete_open_attempts(live.engine, session_id))
-            self._post(LaunchFailed(f"an attempt could not be started: {type(error).__name__}: {error}"))
+            why = f"an attempt could not be started: {type(error).__name__}: {error}"
+            self._post(LaunchFailed(why, _tries(error)))
 
     def _gather_nodes(self, stage: StageSection) -> NodePlace | None:
         """The other nodes of the stage, with what their keepers hold on disk. Raises: NodesMissing, KgorchError, OSError."""
@@ -154,3 +158,11 @@ class AttemptLauncher:
             live.nodes.start(launch)
         standby.renew()
         self._post(AttemptStarted(attempt, process, found, gone))
+
+
+def _tries(error: Exception) -> float:
+    """How often a launch that ended with this error is tried: as long as the session lasts where database or disk is in trouble, as
+    a training that runs goes on then, too."""
+    if isinstance(error, DATABASE_OUTAGES) or (isinstance(error, OSError) and error.errno in UNWRITABLE):
+        return math.inf
+    return 1 if isinstance(error, KgorchError) and not isinstance(error, CheckpointUnreadable) else LAUNCH_TRIES
