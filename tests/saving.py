@@ -33,9 +33,11 @@ class Place:
         self.keeper: subprocess.Popen[bytes] | None = None
         self.told: list[object] = []
 
-    def start_keeper(self) -> None:
+    def start_keeper(self, *how: str) -> None:
+        """`how`: what Python runs."""
         (self.folder / "keeper.sock").unlink(missing_ok=True)
-        self.keeper = subprocess.Popen([sys.executable, "-m", "kgorch.snapshots.keeper", str(self.folder)])
+        how = how or ("-m", "kgorch.snapshots.keeper")
+        self.keeper = subprocess.Popen([sys.executable, *how, str(self.folder)])
         wait_until((self.folder / "keeper.sock").exists)
 
     def kill_keeper(self) -> None:

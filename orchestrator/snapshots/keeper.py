@@ -5,14 +5,15 @@ writes them to disk beside the training, without PyTorch and without the trainer
 again.
 
 The shim starts it where none lives, and again if it is killed. It ends when a supervisor says so, or when nobody has been
-connected for IDLE_S seconds; what is newer than the disk is written before.
+connected for IDLE_S seconds; what is newer than the disk is written before. Where the disk does not take that, it stays for some
+minutes and tries again: the next session goes on from its memory.
 
 Ranks send BufferRequest and SnapshotReady. A `Request` is one of:
     watch          be told of saves from now on
     newest         describe the newest snapshot
     fetch          the same, with the descriptors of its images
     persist        write the newest snapshot, unless it is on disk; `persist again`: also then
-    end            the same as persist, then end
+    end            the same as persist, then end, unless the disk did not take it
     forget N       drop snapshot N, with which trainings fail
 One thread serves the sockets, another one writes.
 """
@@ -63,11 +64,11 @@ class KeeperServer:
         self._unread: collections.deque[Message] = collections.deque(maxlen=MAX_UNREAD)
         self._deferred: list[tuple[Peer | None, Callable[[], None]]] = []
         self._alone_since_s, self._tries = boottime_s(), 0
-        self._ends = self._is_over = False
+        self._folder, self._is_over = folder, False
         self._peers = Peers(folder / KEEPER_SOCKET, self._on_line, on_close=self._on_close)
 
     def run(self) -> None:
-        """Serve until a supervisor says `end`, or nobody has been connected for IDLE_S seconds."""
+        """Serve until a supervisor has said `end`, or nobody has been connected for IDLE_S seconds."""
         while not self._is_over:
             self._peers.turn(1.0)
             while not self._jobs.empty():
@@ -76,7 +77,6 @@ class KeeperServer:
                 waiting, self._deferred = self._deferred, []
                 for peer, job in waiting:
                     self._do(peer, job)
-                self._is_over = self._is_over or self._ends
             self._store.check_parts(boottime_s())
             self._check_idle()
 
@@ -92,18 +92,24 @@ class KeeperServer:
 
     def _check_idle(self) -> None:
         if len(self._peers):
-            self._alone_since_s = boottime_s()
+            self._alone_since_s, self._tries = boottime_s(), 0
         elif boottime_s() - self._alone_since_s > IDLE_S and not self._store.writing:
-            if not self._store.has_part:  # which only a supervisor can complete
+            # a part only a supervisor can complete; without its folder the run was removed
+            if not self._store.has_part and self._folder.is_dir():
                 self._store.write_newest()
             self._deferred.append((None, self._end_if_alone))
 
     def _end_if_alone(self) -> None:
         """End, unless somebody has connected meanwhile, or the disk has not taken what only we hold: then try again."""
-        newest, self._alone_since_s = self._store.newest(), boottime_s()
+        self._alone_since_s = boottime_s()
         self._tries += 1
-        is_done = newest is None or newest.on_disk or self._store.has_part or self._tries >= TRIES
-        self._is_over = not len(self._peers) and is_done
+        if not len(self._peers):
+            self._end_if_saved()
+            self._is_over |= self._tries >= TRIES
+
+    def _end_if_saved(self) -> None:
+        newest = self._store.newest()
+        self._is_over |= newest is None or newest.on_disk or self._store.has_part
 
     def _post(self, job: Callable[[], None]) -> None:
         self._jobs.put(job)
@@ -141,8 +147,9 @@ class KeeperServer:
                 self._send(peer, Response(True, ""))
             case Request("persist" | "persist again" | "end" as what):
                 self._store.write_newest(again=what == "persist again")
-                self._ends = self._ends or what == "end"  # also where the peer does not wait for the disk
                 self._deferred.append((peer, lambda: self._send(peer, Response(True, ""))))
+                if what == "end":
+                    self._deferred.append((None, self._end_if_saved))  # also where the peer does not wait for the disk
                 return True
         return False
 

@@ -46,7 +46,7 @@ def conclude(folder: Path, conclusion: SaveConclusion) -> None:
 
 
 def end(folder: Path, *, timeout_s: float) -> None:
-    """Have the newest snapshot written and the keeper end; return then, or after `timeout_s`."""
+    """Have the newest snapshot written, and the keeper end where the disk takes it; return then, or after `timeout_s`."""
     _ask(folder, "end", timeout_s)
 
 

@@ -288,6 +288,25 @@ def test_a_full_disk_fails_the_save_and_neither_the_training_nor_the_checkpoint_
     assert said.count("error: a save failed") == 1 and "next: free some space in" in said and "checkpoint.dir" in said
 
 
+def test_a_last_state_that_a_full_disk_does_not_take_is_in_memory_for_the_next_session(kgorch, small_disk):
+    plan = kgorch.plan(args={"epochs": 10_000, "sleep": 0.05, "pad": 45_000}, every="600s")
+    plan.write_text(plan.read_text().replace("[checkpoint]", '[checkpoint]\ndir = "small"'))
+    supervisor = kgorch.background("start", str(plan))
+    kgorch.wait_for_step(3)
+    kgorch("save")
+    (small_disk / "filler").write_bytes(b"0" * (shutil.disk_usage(small_disk).free - 300_000))
+    kgorch.wait_for_step(kgorch.status()["step"] + 20)
+    kgorch("stop", code=None)
+    assert supervisor.wait(timeout=90) == 10
+    status = kgorch.status()
+    assert status["phase"] == "cut_off" and status["checkpoint"]["step"] < status["step"]
+    (small_disk / "filler").unlink()
+    kgorch.background("start", str(plan))
+    launched = wait_until(lambda: (found := kgorch.events("launched")) and len(found) == 2 and found[-1]["facts"])
+    assert launched["from"] == "memory" and status["checkpoint"]["step"] < launched["step"] <= status["step"]
+    kgorch("stop")
+
+
 @pytest.mark.soak  # the storm does it at any moment
 def test_a_database_locked_by_another_program_does_not_stop_the_training(kgorch):
     plan = kgorch.plan(args={"epochs": 10_000, "sleep": 0.05}, every="2s")

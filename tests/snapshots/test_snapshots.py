@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -144,6 +145,40 @@ def test_a_keeper_that_is_told_to_end_writes_what_only_it_has_and_is_gone(place)
     keeper_client.end(place.folder, timeout_s=20)
     assert place.keeper.wait(timeout=10) == 0
     assert [verify_checkpoint(folder).step for folder in list_checkpoints(place.root)] == [8]
+
+
+IMPATIENT = """
+import sys
+from pathlib import Path
+from kgorch.snapshots import keeper
+
+keeper.IDLE_S, keeper.TRIES = 1.0, 8
+keeper.main(Path(sys.argv[1]))
+"""
+
+
+def test_a_keeper_that_is_told_to_end_stays_with_what_the_disk_does_not_take_and_writes_it_later(place):
+    place.kill_keeper()
+    place.start_keeper("-c", IMPATIENT)
+    save(place.saver(), {"model": nn.Linear(4, 4)}, 8, persist=False)
+    wait_until(place.newest)
+    place.root.parent.write_text("stands for a disk that takes nothing")
+    keeper_client.end(place.folder, timeout_s=20)
+    time.sleep(2.0)
+    assert place.keeper.poll() is None and place.newest().step == 8
+    place.root.parent.unlink()
+    assert place.keeper.wait(timeout=20) == 0
+    assert [verify_checkpoint(folder).step for folder in list_checkpoints(place.root)] == [8]
+
+
+def test_a_keeper_whom_nobody_needs_does_not_bring_back_a_run_that_was_removed(place):
+    place.kill_keeper()
+    place.start_keeper("-c", IMPATIENT)
+    save(place.saver(), {"model": nn.Linear(4, 4)}, 8, persist=False)
+    wait_until(place.newest)
+    shutil.rmtree(place.folder)
+    assert place.keeper.wait(timeout=60) == 0
+    assert not place.folder.exists()
 
 
 def test_of_two_keepers_one_stays(place):
