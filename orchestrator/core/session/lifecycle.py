@@ -351,10 +351,10 @@ def _applied(session: LifecycleState, event: Event, now: Instant) -> LifecycleSt
             )
         case CheckpointVerified(rescued=True, final=False):
             return replace(session, has_saved=True, save_error="")
-        case CheckpointVerified(took_s=took_s, blocking_s=blocking_s, bytes=size, final=final):
-            # one that was asked for before the stop is not the last one
-            is_last = session.phase is P.STOPPING and (took_s <= 0 or now - took_s >= session.entered_s)
-            in_order = session.is_in_order or is_last
+        case CheckpointVerified(step, took_s, blocking_s, size, final=final):
+            # one that was asked for before the stop is not the last one; of one found on disk nobody knows when that was
+            is_last = step >= session.step if took_s <= 0 else now - took_s >= session.entered_s
+            in_order = session.is_in_order or (session.phase is P.STOPPING and is_last)
             saved = replace(session, is_in_order=in_order, is_final=session.is_final or final, saved_s=now)
             saved = replace(saved, has_saved=True, save_error="")
             if took_s <= 0:  # found on disk: nobody knows how long it took

@@ -248,6 +248,15 @@ def test_a_save_that_was_asked_for_before_the_stop_is_not_the_last_one(training)
     assert isinstance(next(due(last, last.kill_s)), ExitOverdue)
 
 
+def test_an_old_checkpoint_that_is_found_at_a_stop_is_not_the_last_save(training):
+    stopping, _ = advance(replace(training, step=5000), DeadlineReached(), 82.0)
+    old, _ = advance(stopping, CheckpointVerified(1000, 0.0), 83.0)
+    last, _ = advance(stopping, CheckpointVerified(5001, 0.0), 83.0)  # the ranks had not told of that step yet
+    assert [next(due(session, session.kill_s)) for session in (old, last)] == [GraceExpired(), ExitOverdue()]
+    cut = core.advance(replace(old, saved_step=1000), GraceExpired(), 99.5)
+    assert cut.session.phase is Phase.CUT_OFF and cut.record.facts["lost_steps"] == 4000
+
+
 def test_no_periodic_save_is_begun_that_the_last_one_would_have_to_wait_for():
     session = LifecycleState(wall_s=100.0, margin_s=2.0, every_s=10.0, saves=(Save(1000, 4.0),) * 4, is_measured=True)
     for event in (SessionOpened(), Attached(1000)):
