@@ -111,7 +111,7 @@ class Supervisor:
         self._checkpoints = CheckpointRecords(live, self._journal, self.dispatch, self.post)
         self._saves = NodeSaves(live, self._checkpoints.verifier, self.post)
         self._attempts = AttemptControl(self, live, self._journal, (self._checkpoints, self._saves), opened.claim)
-        self._refinement = Refinement(live, self._journal, self._checkpoints, self.post)
+        self._refinement = Refinement(live, self._journal, (self._checkpoints, self._saves), self.post)
         self._forecasts = ForecastRecorder(engine, run, self._journal.note)
         self._observers = Observers(observer, listener, lambda error: self._note_bug(error, ""))
         self._journal.on_note = self._observers.tell

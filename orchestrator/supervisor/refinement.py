@@ -14,6 +14,7 @@ from kgorch.launch import launcher, stack_dumps
 from kgorch.launch.attempts import LaunchedAttempt
 from kgorch.supervisor.checkpoint_records import CheckpointRecords
 from kgorch.supervisor.live_session import Input, LiveSession, Refined
+from kgorch.supervisor.node_saves import NodeSaves
 from kgorch.supervisor.recorder import Journal
 
 STACKS_S = 2.0
@@ -30,9 +31,14 @@ class Refinement:
     """
 
     def __init__(
-        self, live: LiveSession, journal: Journal, checkpoints: CheckpointRecords, post: Callable[[Input], None]
+        self,
+        live: LiveSession,
+        journal: Journal,
+        saves: tuple[CheckpointRecords, NodeSaves],
+        post: Callable[[Input], None],
     ) -> None:
-        self._live, self._journal, self._checkpoints, self._post = live, journal, checkpoints, post
+        self._live, self._journal, self._post = live, journal, post
+        self._checkpoints, self._saves = saves
         self.is_busy = self.is_killing = False
 
     def refine(self, event: Event) -> Event | None:
@@ -76,8 +82,10 @@ class Refinement:
         threading.Thread(target=ask, name="refinement", daemon=True).start()
 
     def _after_kill(self, event: Event, attempt: LaunchedAttempt) -> Event:
-        """The keeper may have saved, and not come to report it."""
+        """The keeper may have saved, and not come to report it. What it holds is written before the lost steps are counted."""
         launcher.kill(attempt.folder)
+        if not self._live.state.is_rescued:  # else it was asked before, and the wall is near
+            self._saves.persist(self._live.left_s())
         self._checkpoints.verify_left_by(attempt)
         return event
 

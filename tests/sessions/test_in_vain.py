@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -129,6 +131,46 @@ with attach() as session:
     [cut] = kgorch.events("grace_expired")
     assert cut["facts"]["saved_step"] >= saved > 5
     assert cut["facts"]["lost_steps"] == kgorch.status()["step"] - cut["facts"]["saved_step"]
+
+
+def test_who_stops_at_once_is_told_what_is_lost_beyond_the_snapshot_in_memory(kgorch):
+    """It was counted from the newest checkpoint before the stop, though the snapshot was written then."""
+    text = """
+import os, time, torch
+from kgorch.worker import attach
+with attach() as session:
+    net = torch.nn.Linear(4, 1)
+    session.track(net=net)
+    for batch in session.steps(session.loader(torch.randn(64, 4), 8), 1000):
+        time.sleep(0.1)
+        while os.path.exists("sit"):
+            time.sleep(0.1)
+"""
+    plan = script(kgorch, text, every="600s")
+    plan.write_text(plan.read_text().replace("[checkpoint]", '[checkpoint]\nsnapshot = "3s"'))
+    supervisor = kgorch.background("start", str(plan))
+    kgorch.wait_for_step(10)
+    kgorch("save")
+    saved = kgorch.status()["checkpoint"]["step"]
+    wait_until(lambda: (held := kgorch.status()["snapshot"]) and held["step"] > saved, what="a snapshot beyond it")
+
+    def sits_beyond_its_snapshot() -> bool:
+        (kgorch.folder / "sit").touch()
+        time.sleep(2.0)  # its last step is told in a second
+        status = kgorch.status()
+        if status["step"] == status["snapshot"]["step"]:
+            (kgorch.folder / "sit").unlink()
+        return status["step"] > status["snapshot"]["step"]
+
+    wait_until(sits_beyond_its_snapshot)
+    supervisor.send_signal(signal.SIGINT)
+    wait_until(lambda: kgorch.events("stop_requested"))
+    supervisor.send_signal(signal.SIGINT)
+    assert supervisor.wait(timeout=60) == 10
+    [cut], status = kgorch.events("grace_expired"), kgorch.status()
+    assert cut["facts"]["saved_step"] == status["checkpoint"]["step"] > saved
+    assert cut["facts"]["lost_steps"] == status["step"] - cut["facts"]["saved_step"] > 0
+    assert status["phase"] == "cut_off"
 
 
 def test_a_refused_connection_of_the_script_is_the_cause_and_not_the_rank_that_was_ended_for_it(kgorch):
