@@ -177,10 +177,11 @@ class LossGuard:
         self._recorded = []
         if self._arriving is None:
             return self._weigh([float(loss) for loss in batch_losses], self._step, self._call, stepped=False)
-        flag = max((self._weigh_late(arrived) for arrived in self._arrived()), default=0)
+        # What a vote before this one has seen holds: another rank had run out of memory, and the step is done once more.
+        is_late = self._trouble is not None or any(self._weigh_late(arrived) for arrived in self._arrived())
         if batch_losses:
             self._arriving.append(PendingLosses(torch.stack(batch_losses), self._step, self._call, scaled=scaled))
-        return LATE if flag else 0
+        return LATE if is_late else 0
 
     def accept_step(self) -> None:
         """All ranks have taken the step: its losses are part of the reference for spikes."""

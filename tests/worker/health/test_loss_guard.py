@@ -132,6 +132,22 @@ def test_a_loss_that_is_seen_late_ends_the_attempt_with_the_step_it_was_in(devic
     assert (caught.value.trouble.step, caught.value.trouble.since) == (3, 0)
 
 
+@pytest.mark.parametrize("loss", [1.0, float("nan")])
+def test_a_late_loss_is_not_forgotten_where_another_rank_runs_out_of_memory_in_the_same_vote(loss):
+    health = _health([], late=True)
+    health.begin({"model": nn.Linear(2, 1)}, 0)
+    _step(health, 3, torch.tensor(float("nan")))
+    assert (
+        _step(health, 4, torch.tensor(loss)) == LATE
+    )  # and the other rank's flag is higher: the step is done once more
+    health.forget_losses()
+    health.add_loss(torch.tensor(loss))
+    assert health.flag_of_step(scaled=False) == LATE
+    with pytest.raises(Unwell) as caught:
+        health.apply_remedy(LATE)
+    assert caught.value.trouble.step == 3
+
+
 def test_a_late_loss_whose_step_has_spoilt_the_weights_leaves_that_batch_out_and_only_then_blames_the_weights():
     model = nn.Linear(2, 1)
     health = _health([], late=True)
