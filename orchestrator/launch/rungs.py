@@ -283,7 +283,8 @@ def take_next(engine: Engine, run: RunInfo, plan: Plan, shortage: MemoryShortage
     Returns: its name; empty when none is left.
     """
     for row in rows.of_run(engine, run.id):
-        if row.settings.get("attempt") == shortage.attempt:
+        # the mark travels in manifests: another machine's session may have had an attempt of that name
+        if (row.session_id, row.settings.get("attempt")) == (shortage.session_id, shortage.attempt):
             return row.rung
     scope = shortage.scope
     facts, now = _facts(engine, run, scope), launch_settings(engine, run, plan, scope).now

@@ -287,6 +287,21 @@ def test_an_attempt_takes_one_rung_however_often_its_end_is_judged(engine, run, 
     assert len(rows.of_run(engine, run.id)) == 1
 
 
+def test_a_rung_that_came_with_a_checkpoint_is_not_taken_for_one_of_an_attempt_of_that_name(engine, run, plan, session):
+    """Without the old database sessions are counted from 1 again, and so are the names of their attempts."""
+    shortage = MemoryShortage(session, "1.1", HERE, 50, "host", "it was killed")
+    facts(engine, run, session)
+    rungs.take_next(engine, run, plan, shortage)
+    changes = [Adjustment.from_document(document) for document in rungs.changes(engine, run, "train")]
+    [columns], _ = rungs.rows_of_manifest(SimpleNamespace(changes=changes, stage="train", plan_hash="h"))
+    again, session = begin_run(engine, 2)
+    facts(engine, again, session)
+    rows.add(engine, again.id, None, **columns)
+    before = rungs.launch_settings(engine, again, plan, HERE).now
+    assert rungs.take_next(engine, again, plan, replace(shortage, session_id=session))
+    assert rungs.launch_settings(engine, again, plan, HERE).now != before
+
+
 def test_a_climb_is_in_vain_when_a_rung_in_process_follows_it_in_the_same_run(engine, run, plan, session):
     def change(size, up=False, **more):
         rungs.record_applied(engine, run, session, HERE, told(10, Settings(microbatch=size, **more), up=up))
