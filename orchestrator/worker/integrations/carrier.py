@@ -11,6 +11,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -100,4 +101,10 @@ def stays_in(value: Any, *folders: str | os.PathLike[str] | None) -> bool:
     if not isinstance(value, str) or not (os.sep in value or value.startswith(("..", "~"))):
         return True
     path, roots = os.path.realpath(value), [os.path.realpath(folder) for folder in folders if folder]
-    return "://" not in value and any(path == root or path.startswith(root.rstrip(os.sep) + os.sep) for root in roots)
+    if "://" in value:
+        return False
+    if any(path == root or path.startswith(root.rstrip(os.sep) + os.sep) for root in roots):
+        return True
+    first, *others = Path(value).parts
+    # else a text with a slash whose beginning names nothing here, as a sentence of EarlyStopping about "val/acc"
+    return not first.startswith((os.sep, "~")) and ".." not in (first, *others) and not os.path.lexists(first)

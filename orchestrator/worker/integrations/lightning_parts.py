@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kgorch.worker.integrations import carrier, lightning_callbacks, lightning_checkpoint
@@ -88,6 +88,13 @@ class LightningParts:
             return
         for config, state in zip(trainer.lr_scheduler_configs, saved["schedulers"], strict=True):
             config.scheduler.load_state_dict(state)
+
+    def load_callbacks(self, states: dict[str, Any], callbacks: Iterable[Any]) -> None:
+        """Load the states of these callbacks alone."""
+        trusted = self._trusted(states)
+        for callback in callbacks:
+            if state := trusted.get(callback.state_key):
+                callback.load_state_dict(state)
 
     def _trusted(self, states: dict[str, Any]) -> dict[str, Any]:
         """The saved states of the callbacks, without those that name files elsewhere."""

@@ -33,6 +33,8 @@ def adapt(module: ModuleType) -> None:
     evaluation_loop: Any = import_module(f"{root}.loops.evaluation_loop")._EvaluationLoop
     signals: Any = import_module(f"{root}.trainer.connectors.signal_connector")._SignalConnector
     automatic: Any = import_module(f"{root}.loops.optimization.automatic")._AutomaticOptimization
+    connector: Any = import_module(f"{root}.trainer.connectors.checkpoint_connector")._CheckpointConnector
+    connector.restore_callbacks = _with_callbacks(connector.restore_callbacks)
     automatic._make_closure = lightning_steps.in_parts(automatic._make_closure, _carrier_of)
     fit_loop._load_combined_loader_states = _followed(fit_loop._load_combined_loader_states)
     fit_loop.run = _restored(fit_loop.run)
@@ -59,7 +61,8 @@ class LightningCarrier:
         self._trainer, self.session, self._root = trainer, session, root
         self.callback = _callback(root, self)
         self._finetuning = import_module(f"{root}.callbacks").BaseFinetuning
-        self._without_folder = [item for item in trainer.callbacks if getattr(item, "dirpath", "") is None]
+        without_folder = [item for item in trainer.callbacks if getattr(item, "dirpath", "") is None]
+        self._parts = LightningParts(trainer, without_folder, lambda what: session.note_exactness(hooks=what))
         self._loaders: list[TrainingLoader] = []
         self._is_running = self._is_set_up = False
         self._is_rest = self._extends = False
@@ -81,6 +84,18 @@ class LightningCarrier:
         # Only the loop reads by these: its setter would show them to the script, too, as `trainer.train_dataloader`.
         combined._flattened = self._loaders
 
+    def restore_callbacks(self) -> None:
+        """Restore callbacks before their `on_fit_start`, as Lightning does: some make there what they have loaded. All is restored
+        later once more (`set_up`); of BaseFinetuning, then alone."""
+        if self.session.resumed and not self._is_set_up:
+            hook = import_module(f"{self._root}.callbacks").Callback.on_fit_start
+            beginning = [
+                item
+                for item in self._trainer.callbacks
+                if type(item).on_fit_start is not hook and not isinstance(item, self._finetuning)
+            ]
+            self._parts.load_callbacks(self.session.resumed.state("lightning")["callbacks"], beginning)
+
     def set_up(self) -> None:
         """Restore the state, once."""
         trainer, loop = self._trainer, self._trainer.fit_loop
@@ -99,9 +114,7 @@ class LightningCarrier:
         self.session.track(
             model=carrier.trainable(trainer.lightning_module),
             **self._optimizers(),
-            lightning=LightningParts(
-                trainer, self._without_folder, lambda what: self.session.note_exactness(hooks=what)
-            ),
+            lightning=self._parts,
         )
         if self.session.resumed:
             self._reported.update(getattr(trainer._logger_connector, "_callback_metrics", {}))  # by an earlier session
@@ -295,6 +308,16 @@ def _followed(original: Callable[..., Any]) -> Callable[..., Any]:
         original(self)
 
     return load_combined_loader_states
+
+
+def _with_callbacks(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def restore_callbacks(self: Any) -> None:
+        original(self)
+        if carried := _carrier_of(self.trainer):
+            carried.restore_callbacks()
+
+    return restore_callbacks
 
 
 def _restored(original: Callable[..., Any]) -> Callable[..., Any]:

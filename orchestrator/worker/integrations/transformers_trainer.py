@@ -47,7 +47,13 @@ def adapt(module: ModuleType) -> None:
 class TrainerParts:
     """The counters and sums of a Trainer."""
 
-    SUMS = ("_total_loss_scalar", "_globalstep_last_logged", "current_flos", "_initial_global_step")
+    SUMS = (
+        "_total_loss_scalar",
+        "_globalstep_last_logged",
+        "current_flos",
+        "_initial_global_step",
+        "_total_train_tokens",
+    )
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -59,7 +65,15 @@ class TrainerParts:
             "state": json.loads(json.dumps(dataclasses.asdict(trainer.state), default=_plain)),
             "sums": {name: getattr(trainer, name) for name in self.SUMS if hasattr(trainer, name)},
             "loss": loss.clone() if isinstance(loss, torch.Tensor) else None,
+            "metrics": self._collected(),
             "callbacks": [[type(item).__name__, item.state()["attributes"]] for item in self._stateful_callbacks()],
+        }
+
+    def _collected(self) -> dict[str, dict[str, list[Any]]]:
+        """What TRL's Trainers have collected since their last log, by mode and name."""
+        return {
+            str(mode): {str(name): list(values) for name, values in collected.items()}
+            for mode, collected in getattr(self._trainer, "_metrics", {}).items()
         }
 
     def _stateful_callbacks(self) -> list[Any]:
@@ -73,6 +87,8 @@ class TrainerParts:
             setattr(self._trainer, name, value)
         if saved["loss"] is not None and hasattr(self._trainer, "_tr_loss"):
             self._trainer._tr_loss.copy_(saved["loss"])
+        for mode, collected in saved.get("metrics", {}).items():
+            self._trainer._metrics[mode].update(collected)
         left = saved.get("callbacks", [])
         for callback in self._stateful_callbacks():
             found = next((entry for entry in left if entry[0] == type(callback).__name__), None)
@@ -126,6 +142,8 @@ class TransformersCarrier:
             things["scheduler"] = trainer.lr_scheduler
         if (scaler := getattr(trainer.accelerator, "scaler", None)) is not None:
             things["scaler"] = scaler
+        if getattr(trainer.args, "sync_ref_model", False) and getattr(trainer, "ref_model", None) is not None:
+            things["ref_model"] = trainer.ref_model  # TRL: the reference follows the model
         session.track(**things, trainer=TrainerParts(trainer))
         if self.loader is not None:  # the epoch of a checkpoint of the Trainer's own
             self.loader.start_at(int(trainer.state.epoch or 0), 0)

@@ -21,6 +21,7 @@ def lightning(monkeypatch):
     from lightning.pytorch.loops import evaluation_loop, fit_loop
     from lightning.pytorch.loops.optimization.automatic import _AutomaticOptimization
     from lightning.pytorch.trainer import trainer
+    from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
     from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 
     for owner, name in (
@@ -29,6 +30,7 @@ def lightning(monkeypatch):
         (fit_loop._FitLoop, "run"),
         (fit_loop._FitLoop, "on_advance_start"),
         (evaluation_loop._EvaluationLoop, "run"),
+        (_CheckpointConnector, "restore_callbacks"),
         (_SignalConnector, "register_signal_handlers"),
         (trainer.Trainer, "fit"),
     ):

@@ -171,6 +171,10 @@ def test_numbers_and_single_tensors_of_a_log_are_metrics():
         ("out/link/x", False),
         ("s3://bucket/out", False),
         ("~/x", False),
+        ("~root/x", False),
+        ("other/x", False),
+        ("Monitored metric val/acc did not improve", True),
+        ("val/../../x", False),
     ],
     ids=str,
 )
@@ -178,6 +182,7 @@ def test_a_saved_state_names_no_file_elsewhere(tmp_path, monkeypatch, state, sta
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "link").symlink_to("/etc")
+    (tmp_path / "other").mkdir()
     assert carrier.stays_in(state, "out", None) is stays
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import collections
 
 import pytest
+import torch
 from cut_session import Cut
 from small_trainings import lightning_module, lightning_trainer_of, numbers, weights_of, whole_and_resumed
+from torch import nn
 from torch.utils.data import DataLoader, default_collate
 
 pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.filterwarnings("ignore")]
@@ -172,3 +174,57 @@ def test_a_stop_of_lightning_that_waits_for_the_least_number_of_epochs_is_rememb
 
     whole, resumed = whole_and_resumed(carried, script, cut_at)
     assert resumed == whole and whole[1][0] == 4
+
+
+@pytest.mark.parametrize("cut_at", [5, 6])
+def test_a_callback_of_lightning_that_makes_its_parts_when_the_training_begins_has_its_state_then(
+    lightning, carried, cut_at
+):
+    class Evaluator(lightning.Callback):
+        """As SSLOnlineEvaluator of lightning-bolts."""
+
+        def __init__(self):
+            self.loaded = None
+
+        def load_state_dict(self, state):
+            self.loaded = state
+
+        def state_dict(self):
+            return {"net": self.net.state_dict()}
+
+        def on_fit_start(self, trainer, module):
+            self.net = nn.Linear(1, 1)
+            self.optimizer = torch.optim.SGD(self.net.parameters(), 0.01)
+            if self.loaded:
+                self.net.load_state_dict(self.loaded["net"])
+
+        def on_train_batch_end(self, trainer, module, outputs, batch, index):
+            self.net(batch[0] / 10).square().mean().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    def script():
+        module, evaluator = lightning_module(lightning)(), Evaluator()
+        lightning_trainer_of(lightning, callbacks=[evaluator]).fit(module, DataLoader(numbers(12), 2))
+        return weights_of(module), weights_of(evaluator.net)
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at)
+    assert resumed == whole
+
+
+def test_the_sentence_with_which_lightning_has_stopped_early_is_no_path(lightning, carried):
+    from lightning.pytorch.callbacks import EarlyStopping
+
+    class Module(lightning_module(lightning)):
+        def validation_step(self, batch, index):
+            self.log("val/acc", 1.0)
+
+    def script():
+        stopping = EarlyStopping("val/acc", patience=1)
+        trainer = lightning_trainer_of(lightning, callbacks=[stopping], max_epochs=8)
+        trainer.fit(Module(), DataLoader(numbers(6), 2), DataLoader(numbers(2), 2))
+        return stopping.stopped_epoch, stopping.stopping_reason_message
+
+    whole = carried(script)
+    assert whole[1][0] and "val/acc" in whole[1][1]
+    assert carried(script, saved=carried.finished)[1] == whole[1]

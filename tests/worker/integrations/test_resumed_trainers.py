@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import importlib
 
 import pytest
@@ -460,3 +461,49 @@ def test_an_out_of_memory_is_kgorchs_and_not_the_batch_size_finder_of_transforme
     with pytest.raises(RuntimeError, match="CUDA out of memory"):
         carried(trainer.train)
     assert trainer.args.auto_find_batch_size
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("cut_at", [7, 8])
+def test_a_reference_that_follows_the_model_of_trl_and_its_counters_go_on(transformers, carried, cut_at):
+    class Sync(transformers.TrainerCallback):
+        def __init__(self, reference):
+            self.reference = reference
+
+        def on_step_end(self, args, state, control, model=None, **_):
+            for kept, weight in zip(self.reference.parameters(), model.parameters(), strict=True):
+                kept.data.lerp_(weight.data, 0.5)
+
+    class Preferences(transformers.Trainer):
+        """What DPOTrainer does with its reference and counters."""
+
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.ref_model = Line().requires_grad_(False)
+            self.args.sync_ref_model = True
+            self._metrics = {"train": collections.defaultdict(list), "eval": collections.defaultdict(list)}
+            self._total_train_tokens = 0
+            self.add_callback(Sync(self.ref_model))
+
+        def compute_loss(self, model, inputs, **_):
+            self._total_train_tokens += inputs["x"].numel()
+            self._metrics["train"]["tokens"] = [self._total_train_tokens]
+            self._metrics["train"]["sums"].append(inputs["x"].sum().item())
+            with torch.no_grad():
+                reference = self.ref_model(**inputs)["loss"]
+            return model(**inputs)["loss"] + (model.net.weight * reference).sum()
+
+        def log(self, logs, *args, **kwargs):
+            means = {name: sum(values) / len(values) for name, values in self._metrics["train"].items()}
+            super().log({**logs, **means}, *args, **kwargs)
+            self._metrics["train"].clear()
+
+    def script():
+        model = Line()
+        trainer = transformers_trainer_of(transformers, model, Preferences, logging_steps=5)
+        trainer.train()
+        logged = [(entry.get("tokens"), entry.get("sums")) for entry in trainer.state.log_history]
+        return weights_of(model), weights_of(trainer.ref_model), logged
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at)
+    assert resumed == whole
