@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session as Orm
 
 from kgorch.core.codes import REMOTE_OPEN, RemoteState, RemoteWait, ResumeState, RunState
 from kgorch.db.rows import RunInfo, StageInfo
-from kgorch.db.tables import Base, EventRow, RemoteSessionRow, Resume, Run, SessionRow, Stage
+from kgorch.db.tables import Base, EventRow, RemoteSessionRow, Resume, Run, SessionRow, SlurmJobRow, Stage
 
 Info = TypeVar("Info")
 
@@ -107,13 +107,14 @@ def count(engine: Engine) -> int:
 
 
 def last_activity_at(engine: Engine, run: RunInfo) -> datetime:
-    """When something last happened in a run: the latest of its creation, the end of a session, an event (sessions at other places
-    and Slurm jobs leave one as they end), and a start from the queue (which may leave none where it fails)."""
+    """When something last happened in a run: the latest of its creation, the end of a session or a Slurm job, an event (sessions
+    at other places leave one as they end), and a start from the queue (which may leave none where it fails)."""
     ended = select(func.max(SessionRow.ended_at)).where(SessionRow.run_id == run.id)
+    job = select(func.max(SlurmJobRow.ended_at)).where(SlurmJobRow.run_id == run.id)
     event = select(EventRow.at).where(EventRow.run_id == run.id).order_by(EventRow.id.desc()).limit(1)
     start = select(func.max(Resume.claimed_at)).where(Resume.run_id == run.id)
     with Orm(engine) as orm:
-        return max(filter(None, (run.created_at, *(orm.scalar(query) for query in (ended, event, start)))))
+        return max(filter(None, (run.created_at, *(orm.scalar(query) for query in (ended, job, event, start)))))
 
 
 def set_state(engine: Engine, run_id: str, state: RunState, why: str = "") -> None:

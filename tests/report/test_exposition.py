@@ -19,7 +19,7 @@ from sqlalchemy import insert, update
 from kgorch.core.codes import RunState
 from kgorch.db import runs, samples, sessions
 from kgorch.db.engine import open_database
-from kgorch.db.tables import Attempt, EventRow, Resume
+from kgorch.db.tables import Attempt, EventRow, Resume, SlurmJobRow
 from kgorch.report import exposition
 
 pytest.importorskip("prometheus_client")
@@ -103,7 +103,7 @@ def test_odd_names_are_escaped_and_the_number_of_series_is_bounded(state):
     assert "digits" in named, "what trains comes before newer runs that do not"
 
 
-@pytest.mark.parametrize("last", ["remote", "slurm", "queue"])
+@pytest.mark.parametrize("last", ["remote", "slurm", "no successor", "queue"])
 def test_a_run_that_fails_without_a_recent_session_here_is_exported_for_a_day(tmp_path, last):
     """An alert would have nothing to see of a run that failed at Kaggle, in Slurm's queue, or because no start came off."""
     home = lived_in.Home(tmp_path / "home")
@@ -111,14 +111,14 @@ def test_a_run_that_fails_without_a_recent_session_here_is_exported_for_a_day(tm
     if last != "remote":
         home.session("digits-1", 1, home.now - timedelta(days=4), home.now - timedelta(days=3), 0, 10)
         home.event("digits-1", None, home.now - timedelta(days=3), "run_chosen")
+    row = {"run_id": "digits-1", "state": "failed"}
     if last == "queue":
-        row = {
-            "run_id": "digits-1",
-            "state": "failed",
-            "created_at": home.now - timedelta(days=3),
-            "claimed_at": home.now,
-        }
-        home.add(Resume, row)
+        home.add(Resume, row | {"created_at": home.now - timedelta(days=3), "claimed_at": home.now})
+    elif (
+        last == "no successor"
+    ):  # Slurm refused it: the job before ended in the same transaction, and no event tells of either
+        then = dict.fromkeys(("submitted_at", "seen_at"), home.now - timedelta(days=3))
+        home.add(SlurmJobRow, row | then | {"name": "digits", "ended_at": home.now})
     else:
         home.event("digits-1", None, home.now, f"{last}_ended")
     runs.set_state(home.engine, "digits-1", RunState.FAILED, "the place refused it")
