@@ -162,7 +162,7 @@ def _plan(run: RunInfo) -> tuple[list[View], str | None]:
 
 def _commands(run: RunInfo, saved: Sequence[CheckpointInfo]) -> list[View]:
     """What to type to train it again, and to get its result, with the reason of each."""
-    plan = f"{run.name}.toml"
+    plan = f"{run.name}.run{run.number}.toml"  # the folder may have a newer plan under the run's own name
     overrides = [(key, _shown(key, value)) for key, _, value in (item.partition("=") for item in run.overrides)]
     options = "".join(f" --set {shlex.quote(f'{key}={value}')}" for key, value in overrides)
     commands = [

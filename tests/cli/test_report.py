@@ -123,7 +123,8 @@ def test_a_report_has_its_parts_and_tells_what_was_done_about_a_crash(home):
     ):
         assert part in text, part
     assert "not continued yet" in text and "crashed: " in text
-    assert "kgorch start digits.toml --fresh --set session.wall=1h" in text
+    assert "kgorch start digits.run1.toml --fresh --set session.wall=1h" in text
+    assert "/plan.toml digits.run1.toml" in text, "a newer digits.toml of the user is not written over"
 
 
 def test_curves_have_gaps_where_values_are_not_finite(home):
