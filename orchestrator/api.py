@@ -93,7 +93,7 @@ def runs(limit: int = 50) -> Table:
     return _table(names, [[getattr(item, name) for name in names] for item in items])
 
 
-def metrics(run: str | None = None, *, stage: str | None = None, names: Sequence[str] = ()) -> Table:
+def metrics(run: str | None = None, *, stage: str | None = None, names: str | Sequence[str] = ()) -> Table:
     """The metrics of a run over all its sessions: a row a step.
 
     The columns are `stage`, `step`, `epoch`, `at`, `steps` (`kgorch metrics --json`), and one a metric. Steps that were done again
@@ -101,14 +101,17 @@ def metrics(run: str | None = None, *, stage: str | None = None, names: Sequence
     one of the other columns is `NAME (metric)`.
 
     Args:
-        stage, names: only these.
-    Raises: NotFound, StateUnusable.
+        stage, names: only these; one name, or several.
+    Raises: NotFound, also for what the run has never reported; StateUnusable.
     """
     from kgorch.cli.lookup import find_run
     from kgorch.report import metrics as figures
 
     with _database() as engine:
-        curve = figures.of_run(engine, find_run(engine, run)).only(stage=stage, names=names)
+        found = find_run(engine, run)
+        curve = figures.select(
+            found, figures.of_run(engine, found), [names] if isinstance(names, str) else names, stage
+        )
     first = ["stage", "step", "epoch", "at", "steps"]
     reported = curve.names
     rows = [

@@ -16,6 +16,7 @@ from kgorch.core.metrics.metric_curve import CurvePoint, Record
 from kgorch.core.metrics.metric_trend import parse_target
 from kgorch.db import runs
 from kgorch.db.rows import RunInfo
+from kgorch.errors import NotFound, nearest
 from kgorch.report.json_fields import View
 from kgorch.supervisor import metric_curves
 
@@ -80,6 +81,27 @@ def of_run(engine: Engine, run: RunInfo) -> RunMetrics:
     order = [item.name for item in runs.stages(engine, run.id)]
     names = sorted(records, key=lambda name: order.index(name) if name in order else -1)
     return RunMetrics(run.created_at, {name: records[name] for name in names}, _modes(run))
+
+
+def select(run: RunInfo, curve: RunMetrics, names: Sequence[str], stage: str | None = None) -> RunMetrics:
+    """These metrics of this stage; all where nothing is named. Raises: NotFound."""
+    if stage is not None and stage not in curve.stages:
+        stages = list(curve.stages)
+        raise NotFound(
+            f"{run.name} has no metrics of a stage {stage!r}{nearest(stage, stages)}", *_name_list("stages", stages)
+        )
+    of_stage = curve.only(stage=stage)
+    for name in names:
+        if name not in of_stage.names:
+            raise NotFound(
+                f"{run.name} has no metric {name!r}{nearest(name, of_stage.names)}",
+                *_name_list("reported metrics", of_stage.names),
+            )
+    return of_stage.only(names=names)
+
+
+def _name_list(what: str, names: list[str]) -> list[str]:
+    return [f"{what}: {', '.join(names[:20])}{' and more' if len(names) > 20 else ''}" if names else f"{what}: none"]
 
 
 def _only(record: Record, names: Sequence[str]) -> Record | None:

@@ -67,7 +67,17 @@ def test_runs_metrics_and_sessions_are_data_frames_where_pandas_is_installed(sta
     assert len(curve) == 200 and curve["loss"].iloc[0] == 0.2 and curve["step (metric)"].isna().all()
     assert str(curve["at"].dtype).startswith("datetime64")
     assert list(package.metrics("digits", names=["loss"]).columns)[5:] == ["loss"]
+    assert list(package.metrics("digits", names="loss").columns)[5:] == ["loss"]
     assert list(package.history("digits")["phase"]) == ["suspended"]
+
+
+def test_a_metric_or_stage_that_was_never_reported_is_a_mistake_as_on_the_command_line(state):
+    for wanted, told in (
+        ({"names": "los"}, "no metric 'los' (did you mean 'loss'?)"),
+        ({"stage": "tran"}, "did you mean 'train'"),
+    ):
+        with pytest.raises(NotFound, match=re.escape(told)):
+            package.metrics("digits", **wanted)
 
 
 def test_without_pandas_they_are_lists_of_dictionaries(state, monkeypatch):

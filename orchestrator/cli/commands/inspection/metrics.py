@@ -11,10 +11,9 @@ import click
 from kgorch.cli.display import render
 from kgorch.cli.lookup import find_run, open_state
 from kgorch.cli.options import json_option, run_argument
-from kgorch.errors import KgorchError, NotFound, nearest
+from kgorch.errors import KgorchError
 
 if TYPE_CHECKING:
-    from kgorch.db.rows import RunInfo
     from kgorch.report.metrics import RunMetrics
 
 
@@ -75,7 +74,7 @@ def command(
 
     _, _, engine = open_state()
     info = find_run(engine, run)
-    curve = _select(info, metrics.of_run(engine, info), names, stage)
+    curve = metrics.select(info, metrics.of_run(engine, info), names, stage)
     if as_json:
         render.as_json(metrics.as_json(info, curve))
     elif as_csv:
@@ -92,27 +91,6 @@ def command(
     else:
         _print_table(curve)
     return 0
-
-
-def _select(run: RunInfo, curve: RunMetrics, names: tuple[str, ...], stage: str | None) -> RunMetrics:
-    """These metrics of this stage; all where nothing is named. Raises: NotFound."""
-    if stage is not None and stage not in curve.stages:
-        stages = list(curve.stages)
-        raise NotFound(
-            f"{run.name} has no metrics of a stage {stage!r}{nearest(stage, stages)}", *_name_list("stages", stages)
-        )
-    of_stage = curve.only(stage=stage)
-    for name in names:
-        if name not in of_stage.names:
-            raise NotFound(
-                f"{run.name} has no metric {name!r}{nearest(name, of_stage.names)}",
-                *_name_list("reported metrics", of_stage.names),
-            )
-    return of_stage.only(names=names)
-
-
-def _name_list(what: str, names: list[str]) -> list[str]:
-    return [f"{what}: {', '.join(names[:20])}{' and more' if len(names) > 20 else ''}" if names else f"{what}: none"]
 
 
 def _print_csv(curve: RunMetrics) -> None:
