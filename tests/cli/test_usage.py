@@ -174,6 +174,13 @@ def test_init_into_a_folder_writes_the_plan_there(place, capfd):
     assert (place / "work" / "new" / "train.py").exists()
 
 
+def test_init_makes_the_folder_of_a_path_that_ends_as_one_does_and_tells_what_it_wrote(place, capfd):
+    told = said(capfd, "init", "mine/", code=0)
+    assert "wrote mine/plan.toml, a plan with" in told and "next: kgorch start mine/plan.toml" in told
+    assert (place / "work" / "mine" / "plan.toml").exists()
+    assert "wrote plans/digits, a plan with" in said(capfd, "init", "plans/digits", code=0)
+
+
 def test_init_keeps_the_files_of_a_copied_training_that_it_replaces(place, capfd):
     said(capfd, "init", "--from", "timeseries", "mine", code=0)
     (place / "work" / "mine" / "train.py").write_text("mine")

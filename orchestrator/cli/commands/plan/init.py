@@ -29,14 +29,14 @@ def _complete(ctx: click.Context, parameter: click.Parameter, typed: str) -> lis
 
 
 @click.command("init")
-@click.argument("path", type=click.Path(path_type=Path), required=False)
+@click.argument("typed", metavar="[PATH]", type=click.Path(), required=False)
 @click.option(
     "--from", "workload", metavar="WORKLOAD", shell_complete=_complete,
     help="Copy a reference training and its plans instead; PATH is its new folder.",
 )  # fmt: skip
 @click.option("--print", "only_print", is_flag=True, help="Print the plan with every key explained; write nothing.")
 @click.option("--force", is_flag=True, help="Replace existing files; each is kept as FILE.bak.")
-def command(path: Path | None, workload: str | None, only_print: bool, force: bool) -> int:
+def command(typed: str | None, workload: str | None, only_print: bool, force: bool) -> int:
     """Write a plan with every key explained, and a small train.py that it runs.
 
     Both work unchanged and are meant to be edited. An existing train.py is not replaced. PATH is the file or the folder of the
@@ -47,6 +47,7 @@ def command(path: Path | None, workload: str | None, only_print: bool, force: bo
       kgorch init && kgorch start plan.toml
       kgorch init --from workloads/timeseries mine && kgorch check mine/plan.toml
     """
+    path = Path(typed) if typed else None
     if only_print:
         if workload or path or force:
             raise click.UsageError("--print writes nothing: leave out the other arguments")
@@ -54,12 +55,12 @@ def command(path: Path | None, workload: str | None, only_print: bool, force: bo
         return 0
     if workload:
         return _copy(workload, path, force=force)
-    path = path or Path("plan.toml")
-    if path.is_dir():
-        path = path / "plan.toml"
+    if path is None or path.is_dir() or str(typed).endswith("/"):  # of a new folder, too
+        path = (path or Path()) / "plan.toml"
     if path.exists() and not force:
         raise _exists_error(path, f"kgorch init {_shell_word(path)} --force")
     _write(path, template.plan_text())
+    render.echo(f"wrote {path}, a plan with every key explained")
     script = path.parent / "train.py"
     if os.path.lexists(script):
         render.echo(f"{script} exists already and was not changed; the plan's stage runs it")
@@ -92,7 +93,7 @@ def _copy(workload: str, folder: Path | None, *, force: bool) -> int:
             file.read_text().replace(f"from kgorch.workloads.{name}.", "from ").replace(f"kgorch.workloads.{name}.", "")
         )
         text = text.replace(f"workloads/{name}/", "")
-        _write(folder / file.name, text, report=False)
+        _write(folder / file.name, text)
     render.echo(f"copied {len(files)} files of {name} to {folder}; {folder / 'README.md'} explains them")
     render.echo(f"next: kgorch check {_shell_word(folder / 'plan.toml')}")
     return 0
@@ -108,13 +109,8 @@ def _exists_error(path: Path, force_command: str) -> KgorchError:
     )
 
 
-def _write(path: Path, text: str, *, report: bool = True) -> None:
-    """Write a file atomically; an existing one is kept beside it.
-
-    Args:
-        report: say that a plan was written.
-    Raises: KgorchError.
-    """
+def _write(path: Path, text: str) -> None:
+    """Write a file atomically; an existing one is kept beside it. Raises: KgorchError."""
     backup = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -128,8 +124,6 @@ def _write(path: Path, text: str, *, report: bool = True) -> None:
         ) from None
     if backup:
         render.echo(f"the old {path.name} is kept as {backup}")
-    if report and path.suffix == ".toml":
-        render.echo(f"wrote {path}, a plan with every key explained")
 
 
 def _back_up(path: Path) -> Path:
