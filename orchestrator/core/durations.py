@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import Any
 
 MAX_DURATION_S = 10 * 365 * 86400.0
@@ -19,13 +20,10 @@ def parse_duration_s(value: Any) -> float:
 
     Raises: ValueError saying what is expected.
     """
-    if isinstance(value, str):
-        parts = re.findall(_PART, value)
-        if not parts or re.sub(rf"{_PART}|\s", "", value):
-            raise ValueError('expected a duration such as "30s", "90m" or "1h 30m"')
-        return sum(float(number) * _SECONDS_PER_UNIT[unit] for number, unit in parts)
-    # bool is a subclass of int, and `wall = true` is no number of seconds
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, str) and (parts := re.findall(_PART, value)) and not re.sub(rf"{_PART}|\s", "", value):
+        value = sum(float(number) * _SECONDS_PER_UNIT[unit] for number, unit in parts)
+    # bool is a subclass of int, and `wall = true` is no number of seconds; an integer of TOML may be beyond all floats
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         raise ValueError('expected a duration such as "30s", "90m" or "1h 30m"')
     return float(value)
 

@@ -24,6 +24,9 @@ _BYTES_PER_UNIT = {
     "TiB": 1 << 40,
 }
 
+MAX_SIZE_BYTES = 1 << 63
+"""Sizes are below it, as those of files are: larger integers cannot be shown, nor stored in the database."""
+
 INVALID_NAME = "invalid_name"
 """pydantic's type of the error for a name; diagnostics.py adds a name that would fit."""
 
@@ -35,12 +38,9 @@ def parse_size_bytes(value: Any) -> int:
 
     Raises: ValueError saying what is expected.
     """
-    if isinstance(value, str):
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B|)", value.strip())
-        if not match:
-            raise ValueError('expected a size such as "500MB" or "15GiB"')
-        return int(float(match[1]) * _BYTES_PER_UNIT[match[2]])
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, str) and (match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B|)", value.strip())):
+        value = int(min(float(match[1]) * _BYTES_PER_UNIT[match[2]], MAX_SIZE_BYTES))
+    if isinstance(value, bool) or not isinstance(value, int) or value >= MAX_SIZE_BYTES:
         raise ValueError('expected a size such as "500MB" or "15GiB"')
     return value
 

@@ -243,6 +243,22 @@ def test_a_size_is_read_in_both_families_of_units():
     ) == (1 << 30, 10**9, 512, 1536)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("checkpoint.disk", "9" * 400 + "GiB"),
+        ("checkpoint.disk", "0x" + "f" * 400),
+        ("session.wall", "0x" + "f" * 400),
+        ("session.wall", "9" * 400 + "h"),
+    ],
+)
+def test_a_number_beyond_all_floats_is_a_mistake_and_no_bug(key, value):
+    with pytest.raises(PlanError, match=f"{key}: expected a "):
+        parse(GOOD, "plan.toml", [f"{key}={value}"])
+    with pytest.raises(ValueError, match="expected a"):
+        (parse_size_bytes if "disk" in key else parse_duration_s)(int(value, 16) if "0x" in value else value)
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.text(max_size=200))
 def test_any_text_is_a_plan_or_a_plan_error(text):
