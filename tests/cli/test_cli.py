@@ -22,7 +22,7 @@ from sqlalchemy.exc import OperationalError
 from kgorch.admission import fleet_member
 from kgorch.cli import cli
 from kgorch.cli.commands import VERBS
-from kgorch.cli.display import render
+from kgorch.cli.display import plot, render
 from kgorch.core.codes import Phase, Reason
 from kgorch.core.metrics import metric_curve
 from kgorch.core.metrics.metric_curve import Record, Value
@@ -363,6 +363,23 @@ def test_history_plots_a_metric_over_steps_or_with_the_steps_over_hours(kgorch, 
     drawn = kgorch("history", "--plot", "dice", "--x", "hours").stdout
     assert "dice" in drawn and "steps" in drawn and "hours since" in drawn and len(drawn.splitlines()) > 20
     assert "no metric 'dise' (did you mean 'dice'?)" in kgorch("history", "--plot", "dise", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "power"),
+    [
+        ([1e308], "1e308"),
+        ([-1e308, 1e308], "1e308"),
+        ([1e-320, 2e-320], "1e-300"),
+        ([0.0, 5e-324], "1e-300"),
+        ([0.5, 0], ""),
+    ],
+)
+def test_values_as_large_or_small_as_floats_can_be_are_drawn(capsys, values, power):
+    pytest.importorskip("plotext")
+    plot._plot("loss", [*enumerate(values)], "step")
+    drawn = capsys.readouterr().out
+    assert (f"loss, in {power}" if power else "loss ") in drawn and "..." not in drawn
 
 
 def recorded(run, attempt: str, *records: Record) -> None:
