@@ -100,7 +100,8 @@ class Server:
                 # the last word makes room for longer command lines
                 [sys.executable, "-m", "forked_cli", str(theirs.fileno()), "-" * 4096],
                 pass_fds=(theirs.fileno(),),
-                env={**os.environ, "PYTHONPATH": _with_tests(os.environ)} | process_title.room(),
+                # of no state folder: a test that ends all processes of its own leaves it alone
+                env={**os.environ, "KGORCH_HOME": "", "PYTHONPATH": _with_tests(os.environ)} | process_title.room(),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )

@@ -12,7 +12,7 @@ import forked_cli
 import psutil
 import pytest
 from forked_cli import ForkedCommand
-from harness import Kgorch, wait_until
+from harness import Kgorch, processes_of, wait_until
 
 
 def test_a_forked_command_is_a_process_like_a_new_one(kgorch: Kgorch):
@@ -51,3 +51,13 @@ def test_where_python_would_start_otherwise_a_command_is_a_new_process(kgorch: K
         kgorch.command("version"), env=kgorch.env() | {"TZ": "Asia/Tokyo"}, stdout=subprocess.PIPE
     ) as new:
         assert type(new) is subprocess.Popen and sys.version.split()[0] in new.communicate(timeout=60)[0]
+
+
+def test_the_server_belongs_to_no_state_folder(monkeypatch, tmp_path):
+    """Else the first test that starts it ends it with its own processes, and no later command can be forked."""
+    monkeypatch.setenv("KGORCH_HOME", str(tmp_path))
+    made = forked_cli.Server()
+    try:
+        assert not processes_of(tmp_path)
+    finally:
+        made.close()
