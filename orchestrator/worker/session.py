@@ -25,6 +25,7 @@ from kgorch.worker import output_folder, restore, session_end
 from kgorch.worker.checkpoint import sharded_tensors, stage_weights
 from kgorch.worker.checkpoint.resumed_state import ResumedState
 from kgorch.worker.checkpoint.stage_weights import Weights
+from kgorch.worker.data import loader_reads
 from kgorch.worker.data.cached_path import CachedPaths
 from kgorch.worker.data.followed_loader import FollowedLoader
 from kgorch.worker.data.keyed_loader import Loader
@@ -74,6 +75,7 @@ class Session(StepComputation):
         self.quick = state.quick
         supervision = self._supervision = Supervision(state, launch) if launch else None
         super().__init__(state, supervision.guards if supervision else None)
+        loader_reads.wrap_starts()
         self._paths = CachedPaths(launch, self.rank)
         self._values = ValueCache(launch, member, state.marker, state.events)
         self._progress = ProgressLog(state.marker, state.events.send)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from cut_session import CutSession
-from small_trainings import numbers, whole_and_resumed
+from small_trainings import numbers, weights_of, whole_and_resumed
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, update_bn
+from torch.utils.data import DataLoader
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -62,3 +63,21 @@ def test_a_training_set_that_is_read_besides_its_steps_is_read_from_its_beginnin
 
     assert_exact(script, (12, 14, 18) if workers else (3, 6, 12, 14, 17, 18))
     assert run(script, saved=run.finished)[1][1] == run(script)[1][1], "in what follows a training that is finished"
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_an_evaluation_whose_workers_stay_draws_the_same_in_each_session(is_shared):
+    """A resumed session started its workers once more, and their seed was drawn from the generator of the training."""
+
+    def script(session):
+        net, optimizer = trained(session)
+        generator = torch.Generator().manual_seed(1) if is_shared else None
+        loader = DataLoader(numbers(12), 2, shuffle=True, generator=generator)
+        kept = DataLoader(numbers(4), 2, shuffle=True, generator=generator, num_workers=1, persistent_workers=True)
+        for _ in session.epochs(3):
+            for batch in session.steps(loader):
+                train(session, net, optimizer, batch)
+            seen = [x.tolist() for (x,) in kept]
+        return seen, weights_of(net), torch.rand(()).item()
+
+    assert_exact(script, (3, 6, 7))

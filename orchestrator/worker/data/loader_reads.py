@@ -14,11 +14,13 @@ are, so a different order is detected. A stream has no indices: there the newest
 too, and must come out the same.
 
 PyTorch has no hook for a read of a DataLoader. So three of its methods are wrapped, once for the whole process: they do what they
-did, and then notify the ReadWatch of the epoch, if their loader has one.
+did, and then notify the ReadWatch of the epoch, if their loader has one. If it has none, as that of an evaluation, only the seed of
+loading processes that stay is drawn elsewhere.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
@@ -26,7 +28,7 @@ import weakref
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -47,6 +49,11 @@ SAMPLED = 64
 _watches: weakref.WeakKeyDictionary[DataLoader[Any], weakref.ref[ReadWatch]] = weakref.WeakKeyDictionary()
 _opening: list[ReadWatch] = []
 """The watch of the iterator that is being created: one with loading processes draws its first indices at once."""
+
+
+def wrap_starts() -> None:
+    """See `_seeded_apart`: for the evaluation loaders of a training, which have no watch."""
+    _wrap(DataLoader, "_get_iterator", _opened)
 
 
 class ReadWatch:
@@ -252,7 +259,8 @@ def _wrap(kind: type, name: str, wrapped: Callable[..., Any]) -> None:
 def _opened(original: Callable[[Any], Any], loader: Any) -> Any:
     watch = known() if (known := _watches.get(loader)) else None
     if watch is None:
-        return original(loader)
+        with _seeded_apart(loader):
+            return original(loader)
     _wrap_iterators()
     _opening.append(watch)
     try:
@@ -262,6 +270,22 @@ def _opened(original: Callable[[Any], Any], loader: Any) -> Any:
         _opening.remove(watch)
     _follow(iterator, watch)
     return iterator
+
+
+@contextlib.contextmanager
+def _seeded_apart(loader: Any) -> Iterator[None]:
+    """A context in which loading processes that stay are seeded by a generator of their own.
+
+    They start once in a process, so once more in a resumed session. A draw from the training's generator would make later ones
+    others.
+    """
+    before = loader.generator
+    if loader.num_workers and loader.persistent_workers:
+        loader.generator = torch.Generator().manual_seed(torch.initial_seed())
+    try:
+        yield
+    finally:
+        loader.generator = before
 
 
 def _wrap_iterators() -> None:
