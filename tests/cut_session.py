@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 
 from kgorch.checkpoint.manifest import Manifest
@@ -73,27 +72,21 @@ class CutSession(Session):
         super().__init__(None, None, is_guest=True)
         self._cut_at, self._saved = cut_at, saved
         self.__dict__["resumed"] = ResumedState(saved, 0)  # type: ignore[arg-type]
+        self._ended, self._loop._boundary = self._loop._boundary, self._end_of_step  # type: ignore[method-assign]
 
     def track(self, **things: Any) -> None:
         super().track(**things)
         if self._saved:
             self._loop.resume(restore.restore(self._state, self._saved, "memory"))  # type: ignore[arg-type]
 
-    def steps(self, *args: Any, **options: Any) -> Any:
-        """Cuts at the end of the step, as `steps` alone knows it."""
-        loop, ends = self._loop, self._loop._boundary
-
-        def end_or_cut() -> None:
-            ends()
-            self._cut()
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loop, "_boundary", end_or_cut)
-            yield from super().steps(*args, **options)
-
     def boundary(self, **options: Any) -> None:
         super().boundary(**options)
         self._cut()
+
+    def _end_of_step(self) -> None:
+        self._ended()
+        if not self._loop._is_own:  # `steps` alone knows where its steps end
+            self._cut()
 
     def _cut(self) -> None:
         if self.step == self._cut_at:

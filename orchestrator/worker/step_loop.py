@@ -103,6 +103,8 @@ class StepLoop:
 
     def steps(self, loader: Iterable[Any], epochs: int | None = None) -> Iterator[Any]:
         """See Session.steps."""
+        for followed in self._state.followed.values():
+            followed.expect_steps()
         if epochs is None:
             return self._steps_of_epoch(loader)
         return (batch for _ in self.epochs(epochs) for batch in self._steps_of_epoch(loader))
@@ -131,6 +133,9 @@ class StepLoop:
                 self.in_step = False
             self._check_divisibility()
             at.batch += 1
+            for followed in state.followed.values():  # the script may have taken what belongs to the next step
+                is_known = followed.open_batches is not None  # else it was made in this step
+                followed.at_boundary(is_first=False, open_batches=None if is_known else 0)
             self.end_step(samples)
         if is_empty and at.batch:
             session_end.empty_epoch = at.epoch
@@ -163,6 +168,8 @@ class StepLoop:
         elif state.quick:
             at.steps_total, batches = at.step - at.batch + 1, itertools.islice(batches, max(0, 1 - at.batch))
         self._warn_if_untracked()
+        for followed in state.followed.values():
+            followed.begin_steps()
         shares = (source.share_of_rank(at.batch, rank) for rank in range(self._ranks_of(source).count))
         self._enter_steps(max(shares, default=0))
         return source, batches

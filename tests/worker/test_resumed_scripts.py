@@ -81,3 +81,32 @@ def test_an_evaluation_whose_workers_stay_draws_the_same_in_each_session(is_shar
         return seen, weights_of(net), torch.rand(()).item()
 
     assert_exact(script, (3, 6, 7))
+
+
+def endless(loader):
+    while True:
+        yield from loader
+
+
+ORDERS = {
+    "the followed one first": lambda steps, further: ((y, x) for (x,), (y,) in zip(further, steps, strict=False)),
+    "steps first": lambda steps, further: ((x, y) for (x,), (y,) in zip(steps, further, strict=False)),
+    "within the step": lambda steps, further: ((x, next(further)[0]) for (x,) in steps),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("in_one", [False, True])
+def test_a_followed_loader_beside_the_steps_goes_on_at_its_batch(order, in_one):
+    """Of a batch that the script had taken for the step that began, each cut lost one."""
+
+    def script(session):
+        net, optimizer = trained(session)
+        loader = session.loader(numbers(6), 2)
+        further = endless(session.follow(DataLoader(numbers(8), 2, shuffle=True)))
+        for _ in range(1) if in_one else session.epochs(3):
+            for x, y in ORDERS[order](session.steps(loader, 3 if in_one else None), further):
+                train(session, net, optimizer, [x + y])
+        return weights_of(net)
+
+    assert_exact(script, (1, 2, 3, 4, 6, 9))

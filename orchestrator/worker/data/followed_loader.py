@@ -30,6 +30,8 @@ class FollowedLoader:
         self._skipped = 0  # batches that the first epoch begins after
         self._given = 0  # batches in this epoch and process
         self._samples = 0  # on this rank, in this process
+        self._given_in_all = 0  # batches in this process
+        self._given_before: int | None = None  # of them, those before the script has called `session.steps`
         self._is_ahead = self._is_read = False
         self.epoch = 0
         self.open_batches: int | None = None
@@ -105,6 +107,7 @@ class FollowedLoader:
             if (batch := next(batches, self)) is self:
                 break
             self._given += 1
+            self._given_in_all += 1
             self._samples += self.share
             yield batch
         if self._is_ahead:  # its last batches may be those of the next step
@@ -136,6 +139,16 @@ class FollowedLoader:
             self.open_batches = open_batches
         if self._epoch_of_loader is not None:
             self._epoch_of_loader.give_back(min(self.open_batches or 0, self._given))
+
+    def expect_steps(self) -> None:
+        """The script calls `session.steps`. What it takes from here until the first of its batches belongs to that step."""
+        self._given_before = self._given_in_all
+
+    def begin_steps(self) -> None:
+        """`session.steps` is about to give the first batch of an epoch."""
+        if self._given_before is not None:
+            self.at_boundary(is_first=True, open_batches=self._given_in_all - self._given_before)
+            self._given_before = None
 
     @property
     def place(self) -> dict[str, Any] | None:
