@@ -3,10 +3,6 @@ handed on to a thread."""
 
 from __future__ import annotations
 
-import contextlib
-
-from sqlalchemy.exc import SQLAlchemyError
-
 from kgorch.core.codes import NOTED_BY_RANKS, EventKind, Reason
 from kgorch.core.session import events, notification_policy
 from kgorch.db.runs import now
@@ -120,8 +116,7 @@ class MessageHandler:
 
         def write() -> None:
             rungs.record_applied(live.engine, live.run, session_id, attempt.scope, applied, at=at)
-            with contextlib.suppress(SQLAlchemyError):  # it is written; the monitor learns of the next one
-                self._memory.begin(attempt)
+            self._memory.begin(attempt)
 
         self._journal.write(write)
         self._loop.notify(notification_policy.rung_notice(applied.rung, applied.why, applied.step, up=applied.up))

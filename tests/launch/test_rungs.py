@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import create_engine
 
 from kgorch import plan as plans
 from kgorch.checkpoint.json_values import MAX_TEXT_LENGTH
@@ -407,11 +408,10 @@ def test_an_order_to_the_ranks_is_not_repeated_until_something_changes_and_holds
         SimpleNamespace(ranks=2, stage="train"), "1.1", 0, 0, more_stages=False, device=HERE.device
     )  # fmt: skip
     clock = SimpleNamespace(s=0.0, now_s=lambda: clock.s)
-    state = SimpleNamespace(phase=Phase.TRAINING)
+    state, away = SimpleNamespace(phase=Phase.TRAINING), create_engine("sqlite:////dev/null/kgorch.db")
     nodes = SimpleNamespace(node_of=lambda rank: 0)
-    live = SimpleNamespace(engine=engine, run=run, plan=plan, clock=clock, state=state, environ={}, nodes=nodes)
+    live = SimpleNamespace(engine=away, run=run, plan=plan, clock=clock, state=state, environ={}, nodes=nodes)
     monitor = MemoryMonitor(live)
-    rungs.record_applied(engine, run, session, HERE, told(10, Settings(microbatch=2)))
     monitor.begin(attempt)
 
     def orders(share, seconds):
@@ -421,7 +421,11 @@ def test_an_order_to_the_ranks_is_not_repeated_until_something_changes_and_holds
             monitor.look(values, posted.append)
         return [ordered.order for ordered in posted]
 
-    assert orders(0.99, range(500)) == ["down"]
+    assert orders(0.99, range(100)) == ["down"], "in an outage of the database, too"
+    live.engine = engine
+    rungs.record_applied(engine, run, session, HERE, told(10, Settings(microbatch=2)))
+    monitor.begin(attempt)
+    assert orders(0.99, range(100, 500)) == ["down"]
     assert orders(0.2, range(500, 2500)) == ["up"], "nothing was taken, but there is room now"
     monitor.on_progress(RankProgress("1.1", 0, "evaluation", 1.0, 0.0, {}))
     clock.s = 2500.0

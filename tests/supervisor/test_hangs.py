@@ -8,12 +8,18 @@ import re
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from harness import wait_until
+from sqlalchemy import create_engine
 
-from kgorch.launch import stack_dumps
+from kgorch.core.codes import Phase
+from kgorch.launch import launcher, stack_dumps
+from kgorch.launch.attempts import LaunchedAttempt
+from kgorch.protocol.messages import RankProgress
+from kgorch.supervisor.attempts.hang_monitor import HangMonitor
 
 HEALTH = "[health]\nhang = {{ {} }}"
 
@@ -107,6 +113,26 @@ def test_a_stopped_rank_that_nobody_can_read_is_woken_to_tell_where_it_stood(tmp
     finally:
         rank.kill()
         rank.communicate()
+
+
+def test_a_rank_that_hangs_is_found_in_an_outage_of_the_database_too(monkeypatch):
+    clock = SimpleNamespace(s=0.0, now_s=lambda: clock.s)
+    plan = SimpleNamespace(health=SimpleNamespace(hang_s={}))
+    state, away = SimpleNamespace(phase=Phase.TRAINING), create_engine("sqlite:////dev/null/kgorch.db")
+    live = SimpleNamespace(engine=away, run=SimpleNamespace(id="r"), clock=clock, plan=plan, state=state)
+    monkeypatch.setattr(launcher, "is_running", lambda folder: True)
+    monitor = HangMonitor(live, lambda *_: None)
+    attempt = LaunchedAttempt(
+        SimpleNamespace(ranks=1, stage="train", folder="/f"), "1.1", 0, 0, more_stages=False, device=""
+    )  # fmt: skip
+    monitor.begin(attempt)
+    monitor.on_progress(RankProgress("1.1", 0, "step", 0.1, 0.1, {"step": 500.0}))
+    monitor.begin(attempt)  # the next launch: what this session has seen holds
+    monitor.on_progress(RankProgress("1.1", 0, "step", 0.1, 0.1, {}))
+    hung = []
+    for clock.s in map(float, range(6000)):
+        monitor.look(hung.append)
+    assert hung and hung[0].for_s > 1800
 
 
 PACKAGES = "/venv/lib/python3.11/site-packages"

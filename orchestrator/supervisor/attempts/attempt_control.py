@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import Counter
 from typing import Any
-
-from sqlalchemy.exc import SQLAlchemyError
 
 from kgorch.core.backoff import Backoff
 from kgorch.core.codes import EventKind
@@ -73,9 +70,8 @@ class AttemptControl:
         live.attempt = live.last_attempt = attempt
         live.processes = attempt.folder
         live.saved_step = checkpoint_records.newest_saved_step(live.engine, live.run.id, attempt.row.stage)
-        with contextlib.suppress(SQLAlchemyError):
-            self.hangs.begin(attempt)
-            self.memory.begin(attempt)
+        self.hangs.begin(attempt)
+        self.memory.begin(attempt)
         self._watch(attempt)
         self._ends.watch(attempt, None)
 

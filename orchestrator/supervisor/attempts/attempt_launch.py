@@ -7,8 +7,6 @@ import math
 import threading
 from collections.abc import Callable
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from kgorch.checkpoint.verifier import Verifier
 from kgorch.core.codes import EventKind
 from kgorch.core.session.events import RunFinished
@@ -143,11 +141,8 @@ class AttemptLauncher:
         gone = recorded - checkpoint_rows.verified_paths(live.engine, live.run.id)
         context = attempts.SessionContext(live.engine, live.run, live.plan, live.row, self._claim.environ)
         attempt, launch = attempts.prepare(context, stage, found, live.state, data, place)
-        try:
-            for monitor in monitors:
-                monitor.begin(attempt)
-        except SQLAlchemyError:
-            pass  # it watches by its defaults
+        for monitor in monitors:
+            monitor.begin(attempt)
         with self._starting:
             if self._is_over or not live.state.phase.is_launching:  # stopped meanwhile
                 session_id = live.row.id

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
+
+from sqlalchemy.exc import SQLAlchemyError
 
 from kgorch.core.codes import EventKind, Note
 from kgorch.core.session.events import Event, Hung
@@ -52,17 +55,16 @@ class HangMonitor:
         self._next_s = 0.0
 
     def begin(self, attempt: LaunchedAttempt) -> None:
-        """Watch a new attempt, or one that was adopted. Asks the database. Raises: SQLAlchemyError."""
+        """Watch a new attempt, or one that was adopted. Asks the database."""
         live, now_s = self._live, self._live.clock.now_s()
-        facts_of_stage = [
-            facts
-            for facts in sessions.facts_of_kind(live.engine, live.run.id, LONGEST)
-            if facts.get("stage") == attempt.row.stage
-        ]
+        history: list[Mapping[str, Any]] | None = None
+        with contextlib.suppress(SQLAlchemyError):  # an outage: what this session has seen holds
+            history = sessions.facts_of_kind(live.engine, live.run.id, LONGEST)
         with self._guard:
-            detector = replace(self._detector, longest={})
-            for facts in facts_of_stage:
-                detector = detector.with_durations(_seconds(facts.get("longest_s")))
+            detector = self._detector if history is None else replace(self._detector, longest={})
+            for facts in history or ():
+                if facts.get("stage") == attempt.row.stage:
+                    detector = detector.with_durations(_seconds(facts.get("longest_s")))
             self._attempt, self._remembered, self._next_s = attempt, detector.longest, now_s + REMEMBER_S
             self._detector = detector.with_attempt(attempt.row.ranks, now_s, without_progress=attempt.without_progress)
 

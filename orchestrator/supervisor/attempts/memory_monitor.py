@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
+
+from sqlalchemy.exc import SQLAlchemyError
 
 from kgorch.core.codes import Phase
 from kgorch.core.memory import memory_pressure
@@ -36,11 +39,10 @@ class MemoryMonitor:
         self._ordered: set[str] = set()
 
     def begin(self, attempt: LaunchedAttempt) -> None:
-        """An attempt has begun, or its ranks have gone over to other settings. Asks the database. Raises: SQLAlchemyError."""
-        live, plan = self._live, self._live.plan
-        now, base = rungs.launch_settings(live.engine, live.run, plan, attempt.scope).now, plan.memory.settings
-        can_climb = any(getattr(now, name) != getattr(base, name) for name in OWN_SETTINGS)
-        tries = rungs.count_failed_climbs(live.engine, live.run, attempt.scope) if can_climb else 0
+        """An attempt has begun, or its ranks have gone over to other settings. Asks the database."""
+        live, can_climb, tries = self._live, False, 0
+        with contextlib.suppress(SQLAlchemyError):  # an outage: no rung is undone until the next one
+            can_climb, tries = self._climbs(attempt)
         with self._guard:
             now_s = live.clock.now_s()
             if attempt is self._attempt:
@@ -51,6 +53,13 @@ class MemoryMonitor:
                 here = self._nodes.count(0)  # they come first; of other nodes' GPUs the index is not known
                 self._gpus = devices.gpu_of_rank(here, live.environ) + [None] * (len(self._nodes) - here)
             self._ordered, self._can_climb, self._tries = set(), can_climb, tries
+
+    def _climbs(self, attempt: LaunchedAttempt) -> tuple[bool, int]:
+        """Whether there is a rung that ranks could undo, and how often that was in vain."""
+        live, base = self._live, self._live.plan.memory.settings
+        now = rungs.launch_settings(live.engine, live.run, live.plan, attempt.scope).now
+        can_climb = any(getattr(now, name) != getattr(base, name) for name in OWN_SETTINGS)
+        return can_climb, rungs.count_failed_climbs(live.engine, live.run, attempt.scope) if can_climb else 0
 
     def on_progress(self, place: RankProgress) -> None:
         with self._guard:
