@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from kgorch.checkpoint.manifest import Manifest, Position
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.protocol.snapshot_messages import SnapshotInfo
 from kgorch.snapshots import keeper_client
-from kgorch.system.clock import boottime_s
 from kgorch.worker import rng_state
 from kgorch.worker.checkpoint import sharded_tensors, state_codec
 from kgorch.worker.checkpoint.snapshot_buffer import share
@@ -72,5 +72,5 @@ def save(
     slot = saver.next_slot() if slot is None else slot
     sharded = bool(sharded_tensors.document_of(captured.tensors))
     manifest = replace(described(step, final, ranks), sharded=sharded)
-    snapshot = RankSnapshot(captured, mine, docs, manifest, boottime_s())
+    snapshot = RankSnapshot(captured, mine, docs, manifest, time.monotonic())
     return saver.save(snapshot, slot=slot, persist=persist)

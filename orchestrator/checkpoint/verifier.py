@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -16,7 +17,6 @@ from kgorch.checkpoint.verify import verify_checkpoint
 from kgorch.db.rows import RunInfo
 from kgorch.errors import CheckpointBroken, CheckpointUnreadable, KgorchError
 from kgorch.protocol.snapshot_messages import CheckpointWritten
-from kgorch.system.clock import boottime_s
 
 Job = Callable[[], None]
 
@@ -92,7 +92,7 @@ class Verifier:
 
     def verify(self, written: CheckpointWritten) -> None:
         """In the thread: verify a checkpoint that was just written; quarantine it if it is broken."""
-        began_s, folder = boottime_s(), Path(written.path)
+        began_s, folder = time.monotonic(), Path(written.path)
         store.check_folder(folder, self._root)
         try:
             manifest = verify_checkpoint(folder)
@@ -111,7 +111,7 @@ class Verifier:
                 self._restarts[manifest.stage][1]()
                 return
             is_timed = written.took_s > 0 and not written.rescued  # else only the verification was measured
-            took_s = written.took_s + boottime_s() - began_s if is_timed else 0.0
+            took_s = written.took_s + time.monotonic() - began_s if is_timed else 0.0
             self._post(
                 lambda: self._listener.verified(manifest, folder, took_s, written.blocking_s, rescued=written.rescued)
             )

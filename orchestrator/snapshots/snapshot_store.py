@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import struct
 import tempfile
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -88,6 +89,7 @@ class Snapshot:
         images: by rank.
         files: by rank, what its image holds: name → (offset, bytes).
         blocking_s: seconds for which training was held up.
+        ready_s: monotonic reading at which the newest image was reported: while the machine sleeps nothing is written.
         on_disk: it was written.
         rescued: it is written although no rank has asked for that.
     """
@@ -102,6 +104,7 @@ class Snapshot:
     images: dict[int, SnapshotImage] = field(default_factory=dict)
     files: dict[int, dict[str, tuple[int, int]]] = field(default_factory=dict)
     blocking_s: float = 0.0
+    ready_s: float = 0.0
     on_disk: bool = False
     rescued: bool = False
 
@@ -218,7 +221,7 @@ class SnapshotStore:
         snapshot.images[message.rank] = mine[message.slot]
         snapshot.files[message.rank] = {name: (start, size) for name, (start, size) in message.files.items()}
         snapshot.began_s = min(snapshot.began_s, message.began_s)
-        snapshot.blocking_s = max(snapshot.blocking_s, message.blocking_s)
+        snapshot.blocking_s, snapshot.ready_s = max(snapshot.blocking_s, message.blocking_s), time.monotonic()
         if snapshot.persist and snapshot.is_complete:
             self.write(snapshot)
 
@@ -296,7 +299,7 @@ class SnapshotStore:
                 )
         except Exception as problem:  # whatever it is, the supervisor is told, and the next snapshot can be written
             error, number = f"{type(problem).__name__}: {problem}", getattr(problem, "errno", None) or 0
-        took_s = boottime_s() - snapshot.began_s
+        took_s = snapshot.blocking_s + time.monotonic() - snapshot.ready_s
         if is_part and not error:
             self._post(lambda: self._await_others(snapshot, took_s))
         else:

@@ -16,7 +16,6 @@ from kgorch import __version__
 from kgorch.checkpoint.manifest import Manifest, creation_instant
 from kgorch.errors import UNWRITABLE
 from kgorch.protocol.launch_spec import LaunchSpec
-from kgorch.system.clock import boottime_s
 from kgorch.worker import local_tensors, rng_state, session_end
 from kgorch.worker.checkpoint import gc_pause, sharded_tensors, snapshot_buffer, state_codec, trainable_weights
 from kgorch.worker.checkpoint.snapshot_writer import RankSnapshot, is_on_disk
@@ -43,7 +42,7 @@ class BoundaryState(NamedTuple):
     Attributes:
         captured: all of it.
         mine: this rank's share of the tensors, by path.
-        began_s: reading of CLOCK_BOOTTIME at which capturing it began to hold up the training.
+        began_s: monotonic reading at which capturing it began to hold up the training.
     """
 
     captured: CapturedState
@@ -63,14 +62,14 @@ def capture_boundary(
     # Queued kernels have to be computed in any case, so waiting for them is not part of what a save costs.
     if member.device.type == "cuda":
         torch.cuda.current_stream().synchronize()
-    began_s, checked_s = boottime_s(), 0.0
+    began_s, checked_s = time.monotonic(), 0.0
     with gc_pause.paused():  # many small objects are made here, which could trigger a collection that takes longer
         captured = state_codec.capture(state.tracked.things)
     mine = snapshot_buffer.share(captured.tensors, captured.own, member.rank, member.world_size)
-    busy_s = boottime_s() - began_s
+    busy_s = time.monotonic() - began_s
     if check is not None:
         checked_s = check(state.tracked.replicated(mine))
-    return BoundaryState(captured, mine, boottime_s() - busy_s - checked_s)  # without waiting for the other ranks
+    return BoundaryState(captured, mine, time.monotonic() - busy_s - checked_s)  # without waiting for the other ranks
 
 
 class SaveCoordinator:

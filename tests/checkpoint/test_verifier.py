@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import time
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
@@ -78,6 +80,13 @@ def saved(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home))
     state(home, (10, 20, 30), folder=str(home / "runs/ink/1"), checkpoints=str(home / "runs/ink/1/checkpoints"))
     return sorted(home.glob("runs/ink/1/checkpoints/train/step-*"))
+
+
+def test_the_time_in_which_the_machine_sleeps_is_no_part_of_what_a_save_takes(verifier, records, tmp_path, monkeypatch):
+    hours, read = itertools.count(), time.clock_gettime
+    monkeypatch.setattr(time, "clock_gettime", lambda which: read(which) + 3600.0 * next(hours))
+    verifier.verify(written(checkpoint(tmp_path, 3)))
+    assert 2.0 <= records.times[3] < 600
 
 
 def test_a_checkpoint_that_retention_drops_while_others_are_read_is_not_called_broken(saved, monkeypatch):

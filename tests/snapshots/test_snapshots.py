@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -30,7 +31,7 @@ from kgorch.checkpoint.verify import verify_checkpoint
 from kgorch.core.memory.snapshot_budget import buffer_count
 from kgorch.errors import KgorchError
 from kgorch.protocol import codec, transport
-from kgorch.protocol.snapshot_messages import BufferRequest, SaveFailure, SnapshotReady
+from kgorch.protocol.snapshot_messages import BufferRequest, CheckpointWritten, SaveFailure, SnapshotReady
 from kgorch.snapshots import checkpoint_writer, keeper_client
 from kgorch.worker.checkpoint import restore_source, state_codec
 from kgorch.worker.checkpoint import snapshot_writer as saving
@@ -92,6 +93,31 @@ def _restored(place: Place, saver: SnapshotWriter, tracked) -> int:
     found = restore_source.SnapshotSource(held, descriptors)
     state_codec.restore(tracked, found.tree | found.own(0)["own"], found.reader(0).fetch)
     return found.manifest.step
+
+
+SLEEPY = """
+import itertools, sys, time
+from pathlib import Path
+from kgorch.snapshots import keeper
+
+hours, read, keeper.IDLE_S = itertools.count(), time.clock_gettime, 1e9
+time.clock_gettime = lambda which: read(which) + 3600.0 * next(hours)
+keeper.main(Path(sys.argv[1]))
+"""
+"""A keeper whose machine sleeps for an hour between any two readings of CLOCK_BOOTTIME."""
+
+
+def test_the_time_in_which_the_machine_sleeps_is_no_part_of_what_a_save_takes(place, monkeypatch):
+    place.kill_keeper()
+    place.start_keeper("-c", SLEEPY)
+    listener = keeper_client.KeeperListener(place.folder, place.told.append)
+    hours, read = itertools.count(), time.clock_gettime
+    monkeypatch.setattr(time, "clock_gettime", lambda which: read(which) + 3600.0 * next(hours))
+    saver = place.saver()
+    assert save(saver, {"model": nn.Linear(4, 4)}, 3) and saver.wait() and saver.blocking_s < 600
+    [told] = wait_until(lambda: [message for message in place.told if isinstance(message, CheckpointWritten)])
+    assert told.took_s < 600 and told.blocking_s < 600
+    listener.close()
 
 
 def test_a_save_is_put_in_place_whole_and_verifies(place):

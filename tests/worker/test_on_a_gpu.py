@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from datetime import timedelta
 
 import pytest
@@ -16,7 +17,6 @@ from torch import nn
 from kgorch.errors import KgorchError
 from kgorch.launch import shim
 from kgorch.protocol.launch_spec import LaunchSpec
-from kgorch.system.clock import boottime_s
 from kgorch.worker import attach, restore, rng_state, save_coordinator
 from kgorch.worker.checkpoint import state_codec
 from kgorch.worker.determinism import Determinism
@@ -292,7 +292,7 @@ def test_what_is_queued_on_the_device_is_no_part_of_what_a_snapshot_costs(alone,
 
     class Stream:
         def synchronize(self):
-            waited.append(boottime_s())
+            waited.append(time.monotonic())
 
     session.track(model=nn.Linear(2, 2))
     session._state.member = session._state.member._replace(device=torch.device("cuda", 0))

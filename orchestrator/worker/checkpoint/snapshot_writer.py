@@ -83,7 +83,7 @@ class RankSnapshot(NamedTuple):
         mine: this rank's share of the tensors, by path.
         documents: the JSON files of this rank by name. The first one's name is its shard's, too.
         manifest: of the checkpoint.
-        began_s: reading of CLOCK_BOOTTIME since which the training waits.
+        began_s: monotonic reading since which the training waits: the machine may sleep meanwhile.
     """
 
     captured: CapturedState
@@ -250,7 +250,7 @@ class SnapshotWriter:
 
     def _fill(self, snapshot: RankSnapshot, files: Mapping[str, bytes], slot: int, *, persist: bool) -> None:
         """Fill the buffer and notify the keeper. Raises: OSError, KeeperBusy."""
-        mine, manifest, began_s = snapshot.mine, snapshot.manifest, snapshot.began_s
+        mine, manifest = snapshot.mine, snapshot.manifest
         shard = next(iter(snapshot.documents)).removesuffix(".json") + ".safetensors"
         patience_s = KEEPER_PATIENCE_S if persist else 0.0
         size = sum(tensor.nbytes for tensor in mine.values()) + sum(len(content) for content in files.values())
@@ -266,13 +266,13 @@ class SnapshotWriter:
             self._make_room(int(error.need * GROWS), patience_s)
             spans = self._image(slot).fill(mine, files, self._number)
         layout = {name or shard: list(span) for name, span in spans.items()}
-        self.blocking_s = boottime_s() - began_s
+        self.blocking_s = time.monotonic() - snapshot.began_s
         assert self._keeper
         transport.send(
             self._keeper,
             SnapshotReady(
                 self._launch.attempt, self._rank, self._number, self._slot_of(slot), manifest.step, layout,
-                manifest.final, persist, began_s, self.blocking_s,
+                manifest.final, persist, boottime_s() - self.blocking_s, self.blocking_s,
             ),
         )  # fmt: skip
         if persist:

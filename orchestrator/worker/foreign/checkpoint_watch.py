@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -203,11 +204,11 @@ class CheckpointWatch:
         """Make the newest checkpoint the final one of its stage, and report it. Returns its step; None where there is none."""
         if self.newest is None:
             return None
-        began_s = boottime_s()
+        began_s = time.monotonic()
         final = checkpoint_copy.finalize(self._launch, self.newest)
         self._send(
             CheckpointWritten(
-                self._launch.attempt, str(final), self.step, 0, 0.0, took_s=boottime_s() - began_s, final=True
+                self._launch.attempt, str(final), self.step, 0, 0.0, took_s=time.monotonic() - began_s, final=True
             )
         )
         return self.step
@@ -280,7 +281,7 @@ class CheckpointWatch:
 
     def _copy(self, candidate: ForeignCandidate) -> bool:
         """Copy a checkpoint and report it. Returns whether it was copied. Also called in a thread of its own."""
-        launch, position, began_s = self._launch, self._position(), boottime_s()
+        launch, position, began_s, taken_s = self._launch, self._position(), time.monotonic(), boottime_s()
         logged = foreign_checkpoint.logged_at(position.history, candidate.newest_ns)
         step = foreign_checkpoint.step_of(candidate.path, self._pattern, logged=logged, taken=self.step)
         processes = max(1, (launch.foreign or {}).get("processes", 1))
@@ -293,11 +294,11 @@ class CheckpointWatch:
             self._failures[candidate.signature] = self._failures.get(candidate.signature, 0) + 1
             self._send(SaveFailure(launch.attempt, -1, step, f"{candidate.path} could not be copied: {error}"))
             return False
-        took_s = boottime_s() - began_s
-        self.step, self.newest, self.taken_s = step, folder, began_s
+        took_s = time.monotonic() - began_s
+        self.step, self.newest, self.taken_s = step, folder, taken_s
         self._handed = ""
         self.copy_s = max(self.copy_s, took_s)
-        self.taken.append(Taken(candidate.path, step, size, began_s))
+        self.taken.append(Taken(candidate.path, step, size, taken_s))
         self._excluded.add(candidate.signature)
         self.written_ns = candidate.newest_ns
         if candidate.is_folder:
