@@ -59,14 +59,15 @@ class Refinement:
         return event
 
     def conclude(self, refined: Refined) -> Event | None:
-        """In the loop: what was found; None where the session has ended meanwhile."""
+        """In the loop: what was found; None where it means nothing any more."""
         self.is_busy = self.is_killing = False
         state = self._live.state
         if state.phase.is_over:
             return None
         if isinstance(refined.event, events.GraceExpired):  # what was found saved decides which end it is
             return next(core.due(state, self._live.clock.now_s()), refined.event)
-        return refined.event
+        # What has attached meanwhile has another deadline, of which `due` tells.
+        return refined.event if state.phase is Phase.STARTING else None
 
     def _look_into(self, event: Event, look: Callable[[], Event]) -> None:
         if self.is_busy:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 from harness import Kgorch, wait_until
@@ -19,13 +20,17 @@ from kgorch.admission.open_session import ReadySession
 from kgorch.admission.requests import LocalState, StartRequest
 from kgorch.core.backoff import Backoff
 from kgorch.core.codes import Phase
+from kgorch.core.session import events
+from kgorch.core.session.lifecycle_state import LifecycleState
 from kgorch.db.engine import open_database
 from kgorch.errors import KgorchError
 from kgorch.launch import attempts
 from kgorch.platforms.detect import detect
 from kgorch.supervisor.attempts import attempt_control, attempt_end, attempt_launch
+from kgorch.supervisor.live_session import Refined
 from kgorch.supervisor.loop import Supervisor
 from kgorch.supervisor.messages import MessageHandler
+from kgorch.supervisor.refinement import Refinement
 from kgorch.system.sockets import control_socket
 
 TURN_S = 1.0
@@ -168,6 +173,15 @@ def test_a_crash_while_the_database_is_locked_is_launched_again_however_long_tha
     wait_until(lambda: (now := supervisor._live.attempt) and now.name != first, what="the next attempt")
     wait_until(lambda: supervisor._live.state.phase is Phase.TRAINING, what="training")
     assert kgorch.events("launch_failed") and not kgorch.status()["notices"]
+
+
+@pytest.mark.parametrize("found", [events.RetriesExhausted("the wall came first"), events.DeadlineReached()])
+def test_a_wall_before_the_first_step_means_nothing_to_what_has_attached_while_that_was_looked_into(found):
+    live = SimpleNamespace(state=LifecycleState(phase=Phase.STARTING))
+    refinement = Refinement(live, None, (None, None), lambda _: None)
+    assert refinement.conclude(Refined(found)) is found
+    live.state = LifecycleState(phase=Phase.TRAINING)
+    assert refinement.conclude(Refined(found)) is None
 
 
 def test_a_launch_waits_for_room_on_a_full_disk_and_status_says_so(kgorch, supervised, monkeypatch):
