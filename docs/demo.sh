@@ -43,13 +43,17 @@ until kgorch status --json | python -c "import json, sys; s = json.load(sys.stdi
     sleep 0.5
 done
 python - <<'END'
-import contextlib, os, psutil
+import contextlib, os, psutil, sys
 
+killed = 0
 for process in psutil.process_iter():
     with contextlib.suppress(psutil.Error):  # it ends while it is looked at
         words = " ".join(process.cmdline())
         if ("-m kgorch." in words or "torch.distributed" in words) and process.environ().get("KGORCH_HOME") == os.environ["KGORCH_HOME"]:
             process.kill()
+            killed += 1
+if not killed:
+    sys.exit("expected processes to kill: the session had ended before")
 END
 sleep 1
 kgorch status

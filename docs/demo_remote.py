@@ -72,7 +72,7 @@ with attach(seed=0) as session:
             session.report(loss=loss)
             time.sleep(float(sys.argv[2]))  # --pause
 """
-LIMIT_S = 300
+LIMIT_S = 900
 SECRETS = "DB_PASSWORD=hunter2\n"
 
 
