@@ -107,8 +107,8 @@ def test_a_command_whose_connection_failed_was_not_refused(answers, tmp_path, an
 
 @pytest.fixture
 def ended(engine, run, monkeypatch):
-    """What a job's process does after a session at a wall; nothing is waited for longer than a second."""
-    monkeypatch.setattr(slurm_job, "CONTROLLER_AWAY_S", 1.0)
+    """What a job's process does after a session at a wall; what comes back is waited for, also on a busy machine."""
+    monkeypatch.setattr(slurm_job, "CONTROLLER_AWAY_S", 20.0)
     monkeypatch.setattr(slurm_job, "CONTROLLER_POLL_S", 0.05)
     monkeypatch.setattr(slurm_job, "LATER_S", 0.05)
     monkeypatch.setattr(slurm_job, "notify_of_failure", lambda run_id: None)
@@ -118,6 +118,12 @@ def ended(engine, run, monkeypatch):
         return slurm_job._JobProcess(engine, run, row, *former).after_session(code, 1)
 
     return after_session
+
+
+@pytest.fixture
+def stays_away(ended, monkeypatch):
+    """What stays away is given up after a second."""
+    monkeypatch.setattr(slurm_job, "CONTROLLER_AWAY_S", 1.0)
 
 
 def twice_away(tmp_path: Path, then: str, state: str) -> str:
@@ -146,7 +152,7 @@ def test_a_successor_whose_submission_got_no_answer_is_found_or_submitted_again(
     assert runs.by_id(engine, run.id).state == RunState.ACTIVE
 
 
-def test_a_controller_that_stays_away_fails_the_run_and_says_what_to_type(answers, engine, run, ended):
+def test_a_controller_that_stays_away_fails_the_run_and_says_what_to_type(answers, engine, run, ended, stays_away):
     answers(scontrol=AWAY, sbatch=AWAY, squeue=AWAY)
     assert ended() == ExitCode.FAILED
     run = runs.by_id(engine, run.id)
@@ -223,7 +229,9 @@ def test_a_database_that_comes_back_gets_the_successor_and_the_end_of_a_stopped_
     assert slurm_jobs.newest(engine, run.id).why == "stopped by the user"
 
 
-def test_a_database_that_stays_away_is_given_up_and_fails_no_run_that_has_ended(answers, engine, run, ended, impatient):
+def test_a_database_that_stays_away_is_given_up_and_fails_no_run_that_has_ended(
+    answers, engine, run, ended, stays_away, impatient
+):
     answers(scontrol=NO_REQUEUE)
     with locked(engine):
         assert ended() == ExitCode.FAILED
@@ -252,7 +260,7 @@ def test_a_quotas_renewal_that_could_not_be_read_at_first_is_read_again(
 
 
 def test_a_quotas_renewal_that_is_never_read_is_not_told_as_none(
-    on_network_disk, answers, engine, run, ended, impatient, capfd
+    on_network_disk, answers, engine, run, ended, stays_away, impatient, capfd
 ):
     answers(scontrol=RUNNING)
     with locked(engine, "EXCLUSIVE"):
@@ -375,7 +383,9 @@ def test_a_run_that_no_supervisor_can_train_is_told_though_the_database_takes_no
 
 
 @pytest.mark.parametrize("code", [ExitCode.MISTAKE, -signal.SIGKILL], ids=["refused", "killed"])
-def test_a_run_whose_supervisors_end_at_once_fails_and_a_user_is_told(answers, engine, run, ended, monkeypatch, code):
+def test_a_run_whose_supervisors_end_at_once_fails_and_a_user_is_told(
+    answers, engine, run, ended, stays_away, monkeypatch, code
+):
     answers(scontrol=RUNNING)
     monkeypatch.setattr(slurm_job, "LATER_S", 0.01)
     process, told = slurm_job._JobProcess(engine, run, slurm_jobs.newest(engine, run.id)), []
