@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from harness import wait_until
+from ranks import free_port
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel")
 CONF = """\
@@ -58,7 +59,9 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.folder, self.processes = folder, list[subprocess.Popen[bytes]]()
         self.env = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
-        text = CONF.format(host=socket.gethostname(), ports=_free_ports(3), folder=folder, cpus=os.cpu_count())
+        text = CONF.format(
+            host=socket.gethostname(), ports=[free_port() for _ in range(3)], folder=folder, cpus=os.cpu_count()
+        )
         (folder / "slurm.conf").write_text(text)
         (folder / "state").mkdir()
         key = folder / "munge.key"
@@ -135,14 +138,6 @@ class Cluster:
 
 def _path() -> str:
     return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-
-
-def _free_ports(count: int) -> list[int]:
-    bound = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in bound]
-    for one in bound:
-        one.close()
-    return ports
 
 
 @contextlib.contextmanager
