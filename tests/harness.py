@@ -37,6 +37,10 @@ from kgorch.system.sockets import control_socket
 PROGRAMS = Path(__file__).parent / "programs"
 
 
+QUOTA = "[quota]\nhours = 1\n"
+"""Of a plan, for Kgorch.move_wall."""
+
+
 def wait_until(condition: Callable[[], Any], *, within_s: float = 60.0, what: str | Callable[[], str] = "") -> Any:
     """The condition's first true value; fails the test when none comes in time.
 
@@ -49,7 +53,7 @@ def wait_until(condition: Callable[[], Any], *, within_s: float = 60.0, what: st
     while (began := time.monotonic()) < until:
         if value := condition():
             return value
-        time.sleep(max(0.1, 3 * (time.monotonic() - began)))
+        time.sleep(min(1.0, max(0.1, 3 * (time.monotonic() - began))))
     raise AssertionError(f"not within {within_s:.0f} s: {what() if callable(what) else what or condition}")
 
 
@@ -289,6 +293,12 @@ class Kgorch:
         supervisor.wait()
         self("start", str(plan), *hurry)
         assert self.status()["step"] == steps, (self.status(), self.logs())
+        phases = [entry["phase"] for entry in self.history()]
+        assert phases == ["suspended", "cut_off", "finished"], f"a session ended before it was cut: {phases}"
+
+    def move_wall(self, in_s: int) -> None:
+        """Move the wall of the session, whose plan has QUOTA, to so many seconds from now: a slow start takes none of them."""
+        self("quota", "set", "--used", f"{3600 - in_s}s")
 
     def history(self) -> list[dict[str, Any]]:
         entries: list[dict[str, Any]] = self.look("history")

@@ -7,7 +7,7 @@ import json
 import psutil
 import pytest
 from driver import build
-from harness import Kgorch, processes_of, wait_until
+from harness import QUOTA, Kgorch, processes_of, wait_until
 from two_nodes import plan_of, processes_on
 
 from kgorch.system.sockets import control_socket
@@ -82,10 +82,14 @@ def test_a_stop_and_a_second_session_have_the_bits_of_an_uncut_training(kgorch, 
 
 @pytest.mark.slow
 def test_a_wall_is_met_by_a_save_of_both_nodes_and_the_next_session_has_the_same_bits(kgorch, uncut):
-    slow = PROBLEM | {"sleep": 0.8}
-    assert kgorch("start", str(plan_of(kgorch, args=slow, wall="40s", margin="5s")), code=10)
+    slow = PROBLEM | {"sleep": 1.2}
+    supervisor = kgorch.background("start", str(plan_of(kgorch, args=slow, margin="5s", extra=QUOTA)))
+    kgorch.wait_for_step(1, within_s=90)
+    kgorch.move_wall(15)
+    assert supervisor.wait(timeout=60) == 11
     [session] = kgorch.history()
     assert session["phase"] == "suspended" and 0 < kgorch.status()["step"] < 48, kgorch.logs()
+    kgorch.move_wall(3600)
     kgorch("start", str(kgorch.folder / "plan.toml"), "--set", "stage.train.args.sleep=0.0")
     assert kgorch.export() == uncut
 
@@ -94,11 +98,11 @@ def test_a_wall_is_met_by_a_save_of_both_nodes_and_the_next_session_has_the_same
 def test_sigkill_of_everything_on_one_node_ends_the_attempt_everywhere_and_the_next_one_has_the_same_bits(
     kgorch, uncut
 ):
-    supervisor = kgorch.background("start", str(plan_of(kgorch, args=PROBLEM | {"sleep": 0.15})))
+    supervisor = kgorch.background("start", str(plan_of(kgorch, args=PROBLEM | {"sleep": 0.5})))
     kgorch.wait_for_step(12)
     for process in processes_on(kgorch, "second"):
         process.kill()
-    wait_until(lambda: kgorch.attempt().name == "1.2", within_s=30, what="another attempt")
+    wait_until(lambda: kgorch.attempt().name == "1.2", within_s=90, what="another attempt")
     assert [event["facts"]["host"] for event in kgorch.events("node_lost")] == ["second"]
     assert supervisor.wait(timeout=90) == 0
     assert kgorch.export() == uncut

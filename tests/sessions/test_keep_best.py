@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from harness import Kgorch, processes_of, wait_until
+from harness import QUOTA, Kgorch, processes_of, wait_until
 from safetensors.numpy import load_file
 
 BEST = ("--set", "checkpoint.keep.last=1", "--set", "checkpoint.keep.best=accuracy:max")
@@ -93,11 +93,16 @@ def test_a_stop_during_an_evaluation_ends_with_the_state_that_was_evaluated(kgor
 
 def test_the_wall_during_an_evaluation_saves_in_time_and_the_best_stays(kgorch):
     args = {"accuracies": "0.5_0.9_0.6_0.7_0.8_0.6_0.5_0.6_0.5_0.6", "who": "first", "sleep": 0.5}  # 45 s
-    plan = kgorch.plan("evaluates.py", ranks=2, args=args, every="60s", wall="35s")
-    done = json.loads(kgorch("start", str(plan), *BEST, "--json", code=10).stdout)
+    plan = kgorch.plan("evaluates.py", ranks=2, args=args, every="60s", margin="3s", extra=QUOTA)
+    supervisor = kgorch.background("start", str(plan), *BEST)
+    kgorch.wait_for_step(1)
+    kgorch.move_wall(15)
+    assert supervisor.wait(timeout=60) == 11
+    done = kgorch.status()
     assert done["phase"] == "suspended" and done["session"]["ended_at"] < done["session"]["wall_at"]
     assert done["best"]["value"] == max(told(kgorch))
-    kgorch("start", str(plan), *BEST, "--set", "session.wall=300s")
+    kgorch.move_wall(3600)
+    kgorch("start", str(plan), *BEST, "--set", "stage.train.args.sleep=0.0")
     norm, _ = exported_norm(kgorch, "--best")
     assert norm == pytest.approx(told(kgorch)[0.9], rel=1e-6)
 

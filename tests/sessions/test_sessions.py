@@ -10,7 +10,7 @@ from datetime import datetime
 
 import psutil
 import pytest
-from harness import processes_of, wait_until
+from harness import QUOTA, processes_of, wait_until
 
 
 def test_a_session_is_saved_on_request_stopped_and_gone_on_with(kgorch):
@@ -84,7 +84,7 @@ def test_killing_the_supervisor_stops_no_training_and_its_successor_takes_it_ove
 
 
 def test_without_a_supervisor_the_ranks_save_before_the_wall_by_themselves(kgorch):
-    plan = kgorch.plan(ranks=2, args={"epochs": 10_000, "sleep": 0.05}, wall="40s", every="600s")
+    plan = kgorch.plan(ranks=2, args={"epochs": 10_000, "sleep": 0.05}, wall="60s", every="600s")
     supervisor = kgorch.background("start", str(plan))
     kgorch.wait_for_step(5)
     wall_at = datetime.fromisoformat(kgorch.status()["session"]["wall_at"])
@@ -138,8 +138,10 @@ def test_a_script_that_never_attaches_is_ended_before_the_wall(kgorch):
 
 
 def test_a_training_that_ignores_the_stop_is_cut_off_and_nothing_of_it_is_left(kgorch):
-    plan = kgorch.plan("ignores_stop.py", wall="36s")  # a slow machine takes half of it to come to the step
-    kgorch("start", str(plan), code=10)
+    supervisor = kgorch.background("start", str(kgorch.plan("ignores_stop.py", margin="3s", extra=QUOTA)))
+    wait_until(lambda: kgorch.try_status().get("phase") == "training", what="the step")
+    kgorch.move_wall(12)
+    assert supervisor.wait(timeout=60) == 11
     assert kgorch.status()["phase"] == "cut_off"
     wait_until(lambda: not processes_of(kgorch.home), within_s=20, what="nothing is left")
 
