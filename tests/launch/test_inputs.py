@@ -175,9 +175,9 @@ def test_what_the_stages_function_raises_is_a_failure_in_its_own_words(tmp_path,
 
 def test_a_function_that_takes_too_long_is_ended_with_all_that_it_started_and_stops_no_session(tmp_path):
     began_s = time.monotonic()
-    check = called(tmp_path, "hangs", limit_s=1.0)
-    assert time.monotonic() - began_s < 10
-    assert check.verdict == "warn" and "not done after 1 s" in check.what and check.facts == ("listing",)
+    check = called(tmp_path, "hangs", limit_s=5.0)
+    assert time.monotonic() - began_s < 30
+    assert check.verdict == "warn" and "not done after 5 s" in check.what and check.facts == ("listing",)
     lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
     assert not [line for line in lines if f"54321.{os.getpid()}".encode() in line and b"sleep" in line]
 

@@ -52,11 +52,11 @@ def test_a_session_ends_with_the_quota_and_the_next_waits_for_its_reset(kgorch):
 
 
 def test_a_run_that_finds_no_hours_begins_none_and_waits(kgorch):
-    spend = kgorch.plan(extra='[quota]\nhours = 0.01\npool = "mine"', name="other")
+    spend = kgorch.plan(extra='[quota]\nhours = 0.05\npool = "mine"', name="other")
     kgorch("start", str(spend), "--set", "stage.train.args.epochs=1")
-    kgorch("quota", "set", "--used", "36s")
+    kgorch("quota", "set", "--used", "180s")
     waits = kgorch(
-        "start", str(kgorch.plan(extra=f'[quota]\nhours = 0.01\nresets = "{weekly_reset(2)}"\npool = "mine"')), code=11
+        "start", str(kgorch.plan(extra=f'[quota]\nhours = 0.05\nresets = "{weekly_reset(2)}"\npool = "mine"')), code=11
     )
     assert "the quota is exhausted; the run continues at" in waits.stdout and "00:00:00 UTC" in waits.stdout
     status = kgorch.status("test")

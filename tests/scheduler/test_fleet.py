@@ -49,7 +49,7 @@ def wait_for_checkpoint_in_mirror(machines: TestFleet, name: str) -> Path:
 
 def test_a_dead_machines_run_is_finished_by_another_one_with_the_same_bits(machines, engine, tmp_path):
     first, second = (machines.machine(name, tmp_path) for name in ("a", "b"))
-    plan = machines.plan("ink", epochs=12, sleep=0.1, every="2s")
+    plan = machines.plan("ink", epochs=12, sleep=0.4, every="2s")
     first("queue", "add", str(plan))
     first.start_daemon()
     wait_for_checkpoint_in_mirror(machines, "ink")

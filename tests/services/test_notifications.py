@@ -284,7 +284,7 @@ ON = 'on = ["resumed", "suspended", "cut_off", "finished", "failed"]'
     ("ranks_live", "expected"), [(True, ["finished"]), (False, ["cut_off", "resumed", "finished"])]
 )
 def test_an_end_without_a_supervisor_is_told_by_the_next_start(kgorch, hook, ranks_live, expected):
-    args = {"epochs": 4, "sleep": 0.1}
+    args = {"epochs": 4, "sleep": 0.5}
     plan = kgorch.plan(args=args, every="1s", extra=f'[notify]\n{ON}\nurls = ["{hook.url}"]\n')
     supervisor = kgorch.background("start", str(plan))
     kgorch.wait_for_step(5)
@@ -295,7 +295,7 @@ def test_an_end_without_a_supervisor_is_told_by_the_next_start(kgorch, hook, ran
             os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not processes_of(kgorch.home), what="the training to end")
     assert hook.events == []
-    kgorch("resume")
+    kgorch("start", str(plan), "--set", "stage.train.args.sleep=0.0")
     assert hook.events == expected
     assert (hook.got[0]["run"], hook.got[0]["session"], hook.got[0]["stage"]) == ("test", 1, "train")
     assert hook.got[0]["step"] >= 5 and hook.got[0]["metrics"]

@@ -25,18 +25,20 @@ COUNT = 1200
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 
 
-def cut_three_times(kgorch: Kgorch, plan: Path, *hurry: str) -> list[int]:
+def cut_three_times(kgorch: Kgorch, plan: Path, *hurry: str, pauses_s: float) -> list[int]:
     """A SIGKILL of everything, two walls, and the end. Returns the steps of its checkpoints.
 
-    The walls are three times what this machine needs to a first checkpoint, so each session gets on.
+    The walls are three times what this machine needs to a first checkpoint, so each session gets on, but together shorter than
+    the program's pauses, so none ends before its wall.
 
     Args:
-        hurry: words for the last start. Those that are cut pause so long that none ends before its wall.
+        hurry: words for the last start, which need not pause. pauses_s: of the whole program.
     """
     began_s = time.monotonic()
     kgorch.background("start", str(plan), *NO_WALL)
     reached = wait_for_checkpoint(kgorch)
-    wall = ("--set", f"session.wall={max(20, round(3 * (time.monotonic() - began_s)))}s")
+    wall_s = min(max(20, round(3 * (time.monotonic() - began_s))), round(0.45 * pauses_s))
+    wall = ("--set", f"session.wall={wall_s}s")
     kgorch.kill_everything()
     wait_until(lambda: not processes_of(kgorch.home))
     for _ in range(2):
@@ -51,7 +53,8 @@ def cut_three_times(kgorch: Kgorch, plan: Path, *hurry: str) -> list[int]:
 def test_a_program_without_pytorch_is_cut_three_times_and_finishes_as_if_it_was_not(kgorch, tmp_path):
     plan = counts(COUNT).write(kgorch)
     words = counts(COUNT, pause=0.0).stage["argv"]
-    steps = cut_three_times(kgorch, plan, "--set", f"stage.train.argv={json.dumps(words)}")
+    hurry = ("--set", f"stage.train.argv={json.dumps(words)}")
+    steps = cut_three_times(kgorch, plan, *hurry, pauses_s=0.1 * COUNT)
     alone(tmp_path / "alone", sys.executable, "counts.py", str(COUNT), "state", env={"COUNTS_PAUSE": "0"})
     expected = (tmp_path / "alone" / "state" / "state.json").read_bytes()
     assert contents_of(newest(kgorch)) == {"state.json": expected}
@@ -85,7 +88,7 @@ def test_a_ddp_program_with_flags_and_folders_is_cut_three_times_and_has_the_sam
         "metrics": {"loss": {"log": r"loss ([\d.]+)"}},
     }
     plan = ForeignPlan({"entry": "flags.py", "ranks": 2, "args": args}, section).write(kgorch)
-    steps = cut_three_times(kgorch, plan, *HURRY)
+    steps = cut_three_times(kgorch, plan, *HURRY, pauses_s=900 * 0.25)
     assert steps[-1] == 900 and all(step % 10 == 0 for step in steps)
     words = [
         "--max_steps",
@@ -126,7 +129,7 @@ def test_a_program_with_a_config_file_that_overwrites_its_checkpoint_is_cut_thre
     }
     plan = ForeignPlan(stage, section).write(kgorch)
     (kgorch.folder / "small.py").write_text("eval_interval = 10\nn_embd = 4\n")
-    cut_three_times(kgorch, plan, *HURRY)
+    cut_three_times(kgorch, plan, *HURRY, pauses_s=900 * 0.25)
     (tmp_path / "small.py").write_text("n_embd = 4\neval_interval = 900\n")
     words = [str(tmp_path / "small.py"), "--compile=False", "--max_iters=900"]
     alone(tmp_path / "alone", *TORCHRUN, "--nproc-per-node=1", "configurator.py", *words)
@@ -151,7 +154,7 @@ def test_a_program_that_saves_on_sigterm_loses_no_step_at_a_wall(kgorch, tmp_pat
     args = {"epochs": 60, "hidden": [8, 4], "amp": False, "pause": 0.15}
     stage = {"entry": "overrides.py", "args": args, "flags": "key=value", "launcher": "none"}
     plan = ForeignPlan(stage, section).write(kgorch)
-    cut_three_times(kgorch, plan, *HURRY)
+    cut_three_times(kgorch, plan, *HURRY, pauses_s=60 * 20 * 0.15)
     ends = [event["facts"] for event in kgorch.events("foreign_stopped")]
     assert len(ends) == 2 and all((facts["saved"], facts["killed"]) == ("yes", "no") for facts in ends)
     walls = [entry for entry in kgorch.history() if entry["phase"] == "suspended"]

@@ -70,7 +70,7 @@ def saved_names(kgorch: Kgorch) -> set[str]:
 @pytest.mark.parametrize("args", [{}, {"teacher": True}, {"thaws": True}], ids=["frozen", "a teacher", "thaws"])
 def test_weights_without_a_gradient_are_saved_if_they_change_and_never_lost(kgorch, args, tmp_path):
     alone = Kgorch(kgorch.folder, tmp_path / "alone")
-    plan = kgorch.plan("freezes.py", args=args | {"sleep": 0.15}, every="500ms")
+    plan = kgorch.plan("freezes.py", args=args | {"sleep": 0.5}, every="500ms")
     fast = ("--set", "stage.train.args.sleep=0.0")
     alone("start", str(plan), *fast)
     kgorch.stop_and_kill(plan, 48, hurry=fast)

@@ -33,7 +33,8 @@ def _snapshot_beyond(kgorch: Kgorch, step: int) -> int:
 def test_a_relaunch_goes_on_from_memory_with_the_disk_older(kgorch, victim):
     plan = kgorch.plan(ranks=2, args={"epochs": 10_000, "sleep": 0.04}, every="600s")
     kgorch.background("start", str(plan))
-    wait_until(lambda: kgorch.wait_for_step(1) and kgorch.checkpoints(), what="the calibration save")
+    kgorch.wait_for_step(1)
+    wait_until(kgorch.checkpoints, what="the calibration save")
     on_disk = int(kgorch.checkpoints()[-1].name[5:])
     held = _snapshot_beyond(kgorch, on_disk + 20)
     os.kill(kgorch.pids()[victim], signal.SIGKILL)
@@ -79,7 +80,8 @@ def test_ranks_that_hang_at_the_wall_cost_what_came_after_the_snapshot_and_the_e
         plan.read_text().replace("[checkpoint]", '[checkpoint]\nsnapshot = "8s"')
     )  # the next one comes too late
     supervisor = kgorch.background("start", str(plan))
-    wait_until(lambda: kgorch.wait_for_step(1) and kgorch.checkpoints(), what="the calibration save")
+    kgorch.wait_for_step(1)
+    wait_until(kgorch.checkpoints, what="the calibration save")
     on_disk = int(kgorch.checkpoints()[-1].name[5:])
     held = _snapshot_beyond(kgorch, on_disk)
     kgorch.wait_for_step(held + 3)

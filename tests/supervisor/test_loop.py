@@ -33,7 +33,7 @@ from kgorch.supervisor.messages import MessageHandler
 from kgorch.supervisor.refinement import Refinement
 from kgorch.system.sockets import control_socket
 
-TURN_S = 1.0
+TURN_S = 2.5
 """Seconds. A turn that waits for the database takes its busy timeout, 3 s; any other takes less than 50 ms on an idle machine."""
 
 _watched: dict[int, list[str]] = {}
