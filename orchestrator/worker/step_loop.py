@@ -266,6 +266,11 @@ class StepLoop:
             return
         at.step += 1
         self._audit.after_step()
+        if summing := self._optimizer_steps.summing:
+            state.exactness.update(
+                gradients=f"{', '.join(sorted(summing))} sums gradients over steps of another optimizer: no checkpoint holds"
+                " them, and a resume between begins the sum anew"
+            )
         self._batches_per_step, was = self._batches_since, self._batches_per_step
         self._batches_since = 0
         if self._batches_per_step != was:

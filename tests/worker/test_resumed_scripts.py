@@ -110,3 +110,40 @@ def test_a_followed_loader_beside_the_steps_goes_on_at_its_batch(order, in_one):
         return weights_of(net)
 
     assert_exact(script, (1, 2, 3, 4, 6, 9))
+
+
+def sums(session, generator, discriminator, number):
+    ((generator(torch.ones(2, 1)) - 1) ** 2).mean().backward()
+
+
+def clears(session, generator, discriminator, number):
+    """As most trainings of two networks do: what the loss of the one leaves in the other is cleared before it is used."""
+    if number % 2:
+        generator.zero_grad()
+        ((discriminator(generator(torch.ones(2, 1))) - 1) ** 2).mean().backward()
+
+
+def leaks(session, generator, discriminator, number):
+    generator.zero_grad()
+    ((discriminator(generator(torch.ones(2, 1))) - 1) ** 2).mean().backward()
+
+
+@pytest.mark.parametrize(("kind", "is_told"), [(sums, True), (clears, False), (leaks, False)])
+def test_gradients_that_are_summed_over_steps_of_another_optimizer_are_told(kind, is_told):
+    """A save between them loses them."""
+    generator, discriminator = nn.Linear(1, 1), nn.Linear(1, 1)
+    ours, other = torch.optim.AdamW(generator.parameters()), torch.optim.SGD(discriminator.parameters(), 0.1)
+    session = CutSession()
+    session.track(generator=generator, discriminator=discriminator, ours=ours, other=other)
+    for number, (x,) in enumerate(session.steps(session.loader(numbers(12), 2), 1)):
+        other.zero_grad()
+        (discriminator(x) ** 2).mean().backward()
+        other.step()
+        kind(session, generator, discriminator, number)
+        if number % 2:
+            ours.step()
+            if kind is sums:
+                ours.zero_grad()
+    said = session.exactness.get("gradients", "")
+    assert said.startswith("AdamW sums gradients over steps of another optimizer") if is_told else not said
+    assert session.step == 6
