@@ -45,7 +45,8 @@ class StepComputation:
         all-reduce. When memory runs out on any rank, all ranks do the batch again, one rung further down the plan's ladder.
 
         Args:
-            batch: as `session.steps` gave it.
+            batch: as `session.steps` gave it. Its tensors have the samples along their first axis, or it has lists of one item a
+                sample; any other batch is computed whole.
             loss_of: takes a part (of the batch's own structure) and returns its mean loss, a scalar tensor.
             scaler: the GradScaler, if one is used.
 

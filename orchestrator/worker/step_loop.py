@@ -119,10 +119,11 @@ class StepLoop:
             # A process alone divides by the number of virtual ranks after the backward, DDP and FSDP by that of processes.
             divided_by = ranks.count if ranks.world_size == 1 else ranks.world_size
             weights = [share * divided_by / samples for share in shares]
+            read = [share or 1 for share in shares]  # a rank without a share gets a sample of weight 0
             # Inside the loop, because the warm-up needs a batch.
             if self._point.needs_warmup:
-                yield from self._warm_up(parts, weights)
-            runner.set_batches(parts, weights)
+                yield from self._warm_up(parts, weights, read)
+            runner.set_batches(parts, weights, read)
             if runner.has_dropout_state:
                 rng_state.renew_dropout_state(device)
             is_empty, session_end.empty_epoch = False, None
@@ -356,7 +357,7 @@ class StepLoop:
         state.exactness.update(data=data, deterministic=state.determinism.verdict)
         return source
 
-    def _warm_up(self, parts: list[Any], weights: list[float]) -> Iterator[Any]:
+    def _warm_up(self, parts: list[Any], weights: list[float], samples: list[int]) -> Iterator[Any]:
         """The batch once to no effect: everything that the script does with it to tracked objects is undone."""
         state, runner, device = self._state, self._runner, self._state.member.device
         # Copies on the CPU: a second state may not fit on the device.
@@ -365,7 +366,7 @@ class StepLoop:
         played = dict(state.division.ranks.random_states)
         self._point.needs_warmup, runner.is_warmup = False, True
         # A deep copy, because the script may change its batch in place.
-        runner.set_batches(copy.deepcopy(parts), weights)
+        runner.set_batches(copy.deepcopy(parts), weights, samples)
         yield runner.parts[0][0]
         runner.is_warmup = False
         state.division.ranks.random_states = played

@@ -57,7 +57,7 @@ class PortAudit:
         exactness = self._state.exactness
         if not self._runner.is_used:
             exactness.update(ladder=NO_LADDER)
-        elif "ladder" in exactness.facts:
+        elif exactness.facts.get("ladder") == NO_LADDER:
             exactness.update(ladder=SOME_LADDER)
 
     def _report_untracked(self, untracked: UntrackedState) -> None:

@@ -247,8 +247,8 @@ class LoaderFastForward:
 
     def _counted(self, iterator: Iterator[Any]) -> Iterator[Any]:
         for batch in iterator:
-            self._take(batch)
             self._share = self._size(batch)
+            self._take(batch)
             self._used += self._share * self._world
             yield batch
 
@@ -266,10 +266,18 @@ class LoaderFastForward:
         self._states.generators = self._parts.generators
 
     def _size(self, batch: Any) -> int:
+        """Samples of the batch that the loader gives next."""
+        loader, watch, known = self._loader, self._watch, 0
+        # Only a DataLoader that gives its batches in the order of their indices, and counts them from the epoch's beginning on.
+        is_in_order = (
+            isinstance(loader, DataLoader) and getattr(loader, "in_order", True) and len(self._parts.loaders) == 1
+        )
+        if watch and watch.sizes and is_in_order and not self._stream.is_known:
+            known = watch.sizes[0]
         try:
-            return max(1, batches.length(batch))
+            return max(1, batches.length(batch, known))
         except KgorchError:  # it holds no tensor
-            return self._declared_share or 1
+            return known or self._declared_share or 1
 
     def _without_used(self, iterator: Iterator[Any]) -> Iterator[Any]:
         as_before = self._ranks_before == self._world

@@ -72,6 +72,7 @@ class ReadWatch:
         same_order: whether the indices were those of `order`; None where that is not known (yet).
         in_threads: another thread than the training's reads.
         back: of the batches that were given, those that a resume gives again.
+        sizes: indices that the samplers have given for each batch that is still to come; 0 where they give none.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class ReadWatch:
         self._each: int | None = None  # reads for each batch after it
         self._is_regular, self._draws, self._records = True, records, records
         self._indices = self._checksum = 0
+        self.sizes: deque[int] = deque()
         self._has_order = self._has_no_order = False
         self._thread, self._process = threading.get_ident(), os.getpid()
         self._is_active = self._is_busy = False
@@ -120,6 +122,8 @@ class ReadWatch:
     def count_batch(self) -> None:
         """The loader has given a batch."""
         self.given += 1
+        if self.sizes:
+            self.sizes.popleft()
         if self.given == 1:
             self._before_first = self.reads
         elif self._each is None:
@@ -185,6 +189,7 @@ class ReadWatch:
         if not self._counts():
             return
         self._indices += 1
+        self.sizes.append(len(index) if isinstance(index, list | tuple) and not _is_empty(index) else 0)
         self._checksum = zlib.crc32(_bytes_of(index), self._checksum)
         self._has_order = self._has_order or not _is_empty(index)
         if self._order and self._indices == self._order[0]:

@@ -47,6 +47,7 @@ class Ladder:
         self.changes = AdjustmentLog(launch, send)
         self.activations = ActivationCheckpointing({})
         self._reported: MemoryFacts | None = None
+        self._divides = True  # batches, on this rank
 
     @property
     def has_rungs(self) -> bool:
@@ -131,12 +132,19 @@ class Ladder:
         facts = {"rank": str(rank), "step": str(step), "what": said}
         self._send(JournalEntry(self._attempt, EventKind.OUT_OF_MEMORY, facts))
 
-    def report_facts(self, rank: int) -> None:
-        """Send the facts on which the supervisor's choice of a rung depends, when they have changed."""
-        if rank == 0 and self._facts != self._reported:
-            self._reported = self._facts
-            facts = {name: str(value) for name, value in self._facts.as_dict().items()} | {"stage": self._stage}
-            self._send(JournalEntry(self._attempt, EventKind.MEMORY_FACTS, facts))
+    def report_facts(self, rank: int, *, divides: bool = True) -> None:
+        """Send the facts on which the supervisor's choice of a rung depends, when they have changed.
+
+        Args:
+            divides: False from the first batch on that could not be divided. The other ranks do not know of it, so the rungs that
+                ranks take together do not depend on it.
+        """
+        self._divides = self._divides and divides
+        facts = self._facts if self._divides else replace(self._facts, batch=0)
+        if rank == 0 and facts != self._reported:
+            self._reported = facts
+            words = {name: str(value) for name, value in facts.as_dict().items()} | {"stage": self._stage}
+            self._send(JournalEntry(self._attempt, EventKind.MEMORY_FACTS, words))
 
     def down(self, step: int, why: str, *, tells: bool, must: bool) -> None:
         """Take the next rung, before `step`.

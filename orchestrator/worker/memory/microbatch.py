@@ -25,6 +25,11 @@ from kgorch.worker.ranks.virtual_ranks import VirtualRanks
 Work = Callable[[Any, float], torch.Tensor]
 """`work(part, weight)`: forward of a part of a batch, and backward of its mean loss times `weight`; returns the detached loss."""
 
+NOT_DIVIDED = (
+    "none: a batch cannot be divided, for its tensors neither share a first axis nor are in lists of one item a sample;"
+    " it is computed whole"
+)
+
 MOST_PARTS = 255
 """The highest flag of a vote."""
 
@@ -39,8 +44,9 @@ class MicrobatchRunner:
         guards: None when the script runs alone.
 
     Attributes:
-        parts: this step's batch and its weight, for each rank that this process plays.
+        parts: this step's batch, its weight and its samples, for each rank that this process plays.
         saw_batch: the script has passed on the batch as it was given.
+        is_whole: the newest batch could not be divided.
         is_used: the script has had a batch computed.
         is_warmup: the step will be rolled back.
         has_dropout_state: cuDNN keeps a random state for the tracked modules, to be renewed before each step.
@@ -56,8 +62,9 @@ class MicrobatchRunner:
     ) -> None:
         self._device, self._ranks_now, self._report, self._guard = device, ranks, report, guards
         self._modules: list[nn.Module] = []
-        self.parts: list[tuple[Any, float]] = []
+        self.parts: list[tuple[Any, float, int]] = []
         self.saw_batch = self.is_used = self.is_warmup = self.has_dropout_state = self.is_sharded = False
+        self.is_whole = False
         self._fingerprint = 0  # of the random states after the newest step
 
     def set_modules(self, modules: Iterable[nn.Module]) -> None:
@@ -68,14 +75,15 @@ class MicrobatchRunner:
             self._modules
         )
 
-    def set_batches(self, parts: Iterable[Any], weights: Iterable[float]) -> None:
+    def set_batches(self, parts: Iterable[Any], weights: Iterable[float], samples: Iterable[int]) -> None:
         """Set the next step's batches.
 
         Args:
             parts: one per rank that this process plays.
             weights: each batch's share of the global batch, times the number by which the gradients are divided later.
+            samples: that its loader has put into each.
         """
-        self.parts, self.saw_batch = list(zip(parts, weights, strict=True)), False
+        self.parts, self.saw_batch = list(zip(parts, weights, samples, strict=True)), False
 
     @property
     def weight(self) -> float:
@@ -107,7 +115,9 @@ class MicrobatchRunner:
         def forward_backward() -> torch.Tensor:
             if is_own and self._ranks_now().are_split:
                 return self._of_all(work)
-            return self._of_one(batch, work, self.weight, last=True)
+            # Of a batch that the script has changed the loader's count is still a hint.
+            _, weight, samples = self.parts[0] if self.parts else (batch, 1.0, 0)
+            return self._of_one((batch, weight, samples), work, last=True)
 
         # Without tracked modules there is nothing that a retry could restore.
         if not self._guard or not self._modules:
@@ -119,7 +129,9 @@ class MicrobatchRunner:
             return self._dropped()
         if not self._guard.ladder.has_rungs and not (health and health.is_on):
             return forward_backward()
-        loss = self.retry.run(step, forward_backward, health=health, scaled=scaled)
+        loss = self.retry.run(
+            step, forward_backward, health=health, scaled=scaled, can_divide=lambda: not self.is_whole
+        )
         return self._dropped() if loss is None else loss
 
     @property
@@ -152,22 +164,27 @@ class MicrobatchRunner:
             self._report(ranks=f"{ranks.describe()}, but chance was drawn outside of session.backward")
         before, summing = virtual_ranks.copied_buffers(self._modules), virtual_ranks.GradientSum(self._modules, ranks)
         last = ranks.end - 1
-        batch, weight = self.parts[0]
         with summing.rank():
-            loss = self._of_one(batch, work, weight, last=ranks.first == last)
-        for rank, (batch, weight) in zip(ranks.mine[1:], self.parts[1:], strict=True):
+            loss = self._of_one(self.parts[0], work, last=ranks.first == last)
+        for rank, part in zip(ranks.mine[1:], self.parts[1:], strict=True):
             with virtual_ranks.playing_rank(ranks, rank, self._device, self._modules, before), summing.rank():
-                self._of_one(batch, work, weight, last=rank == last)
+                self._of_one(part, work, last=rank == last)
         self._fingerprint = virtual_ranks.rng_fingerprint(self._device)
         return loss
 
-    def _of_one(self, batch: Any, work: Work, weight: float, *, last: bool) -> torch.Tensor:
+    def _of_one(self, part: tuple[Any, float, int], work: Work, *, last: bool) -> torch.Tensor:
         """Compute one rank's batch in microbatches.
 
         Args:
+            part: an item of `parts`.
             last: this is the last rank that the process plays, so DDP reduces the gradients in its last microbatch.
         """
-        samples, microbatch = batches.length(batch), self.microbatch
+        batch, weight, declared = part
+        division, microbatch = batches.division(batch, declared), self.microbatch
+        samples, self.is_whole = division.samples, division.way == batches.WHOLE
+        if self.is_whole:
+            microbatch = None if microbatch is None else samples
+            self._report_whole()
         padding = self._padding(samples, microbatch) if self.is_sharded and microbatch else 0
         # Nearly all steps: the same bits as below, in less time.
         if last and not padding and (microbatch is None or microbatch >= samples):
@@ -175,18 +192,25 @@ class MicrobatchRunner:
             total = work(batches.moved(batch, self._device), weight).to(torch.float32, copy=self._device.type == "cuda")
         else:
             losses = []
-            parts = batches.split(batch, microbatch or samples)
-            for number, part in enumerate(parts):
-                fraction = batches.length(part) / samples
+            size = microbatch or samples
+            parts = division.parts(batch, size)
+            for number, part_of_batch in enumerate(parts):
+                fraction = min(size, samples - number * size) / samples
                 reduces = last and number == len(parts) - 1
                 with contextlib.nullcontext() if reduces else ddp_drain.without_reduction(self.ddps):
-                    losses.append(work(batches.moved(part, self._device), fraction * weight).float() * fraction)
+                    loss = work(batches.moved(part_of_batch, self._device), fraction * weight)
+                    losses.append(loss.float() * fraction)
             for _ in range(padding):
-                work(batches.moved(batches.split(batch, 1)[0], self._device), 0.0)
+                work(batches.moved(division.parts(batch, 1)[0], self._device), 0.0)
             total = functools.reduce(operator.add, losses)
         if self._guard:
             self._guard.health.add_loss(total)
         return total
+
+    def _report_whole(self) -> None:
+        self._report(ladder=NOT_DIVIDED)
+        if self._guard:
+            self._guard.ladder.report_facts(self._guard.rank, divides=False)
 
     def _padding(self, samples: int, microbatch: int) -> int:
         """Microbatches of weight 0 that this rank adds, because another one has more.

@@ -76,13 +76,20 @@ class OomRetry:
         self._failed_at, self._failures = -1, 0
 
     def run(
-        self, step: int, forward_backward: Callable[[], Result], *, health: LossGuard | None, scaled: bool
-    ) -> Result | None:  # fmt: skip
+        self,
+        step: int,
+        forward_backward: Callable[[], Result],
+        *,
+        health: LossGuard | None,
+        scaled: bool,
+        can_divide: Callable[[], bool],
+    ) -> Result | None:
         """The result of `forward_backward`, retried with every rung that this process can take.
 
         Args:
             health: checks the loss; None where losses are not checked.
             scaled: a GradScaler is used.
+            can_divide: returns whether the newest batch can be computed in parts.
 
         Returns:
             None when the loss was bad on some rank, and all ranks dropped the step.
@@ -102,7 +109,7 @@ class OomRetry:
                 health.forget_losses()
             # Kept at every step: what a failure has changed cannot be known before it happens.
             start = StepStart(self._weights, self._buffers, self._rng, self._ranks)
-            result, message, flag = self._try(step, forward_backward, mode)
+            result, message, flag = self._try(step, forward_backward, mode, can_divide)
             worst = self._board.vote(flag or (health.flag_of_step(scaled=scaled) if health else 0))
             if not worst:
                 if mode == APART:
@@ -140,7 +147,7 @@ class OomRetry:
             weight.grad = torch.full_like(weight, torch.nan) if scaled and weight.requires_grad else None
 
     def _try(
-        self, step: int, forward_backward: Callable[[], Result], mode: str
+        self, step: int, forward_backward: Callable[[], Result], mode: str, can_divide: Callable[[], bool]
     ) -> tuple[tuple[Result] | None, str, int]:
         """One try of the step. It leaves no reference to the tensors of a failed one.
 
@@ -161,8 +168,9 @@ class OomRetry:
         except Exception as error:
             if not oom.is_out_of_memory(error):
                 raise
-            # Ranks of other nodes take part in no vote of a step: they would go on while this one repeats the step.
-            if not oom.can_retry(error) or self._board.spans_nodes:
+            # Ranks of other nodes take part in no vote of a step: they would go on while this one repeats the step. And a smaller
+            # microbatch, on which all ranks would agree, does not help a batch that is computed whole.
+            if not oom.can_retry(error) or self._board.spans_nodes or not can_divide():
                 raise oom.LadderEnds(oom.first_line(error)) from None
             message = oom.first_line(error)
         # Outside of the `except`: inside, the traceback would keep the failed step's tensors alive.

@@ -74,17 +74,23 @@ class EstimateProbe(Probe):
         reduce_s = 2 * (ranks - 1) / ranks * estimate.gradient_bytes() / bus
         optimizer_s = estimate.optimizer_cost.seconds(rates.launch_s)
         at_the_end = estimate.standing + estimate.gradient_bytes() + estimate.optimizer_peak
-        samples = min(batches.length(batch), self.result.share)
-        planned = min(base.microbatch or samples, samples)
+        division = batches.division(batch, self.result.share)
+        samples = min(division.samples, self.result.share)
+        is_whole = division.way == batches.WHOLE
+        self.result.divides = self.result.divides and not is_whole
+        planned = samples if is_whole else min(base.microbatch or samples, samples)
         began_s, first = time.monotonic(), None
         for microbatch, checkpointing in self._settings(planned, base.activation_checkpointing):
+            if is_whole and microbatch != planned:
+                continue
             if len(self.result.trials) >= 2 and time.monotonic() - began_s > PATIENCE_S:
                 break
             self._ladder.try_out(replace(base, microbatch=microbatch, activation_checkpointing=checkpointing))
-            trial = estimate.trial(batch, microbatch, work)
+            parts = division.parts(batch, microbatch)
+            trial = estimate.trial(parts, work)
             if first is None:
                 first, forward, read_values = trial, estimate.forward_cost, estimate.read_values
-                self.result.memory = self._parts(estimate, trial, batch, microbatch, at_the_end)
+                self.result.memory = self._parts(estimate, trial, batches.size(parts[0]), at_the_end)
             self.result.trials.append({
                 "microbatch": microbatch, "checkpointing": checkpointing, "ran_out": False,
                 "peak": max(trial.peak, at_the_end),
@@ -107,13 +113,12 @@ class EstimateProbe(Probe):
         }
 
     def _parts(
-        self, estimate: StepEstimate, trial: EstimatedTrial, batch: Any, microbatch: int, at_the_end: int
+        self, estimate: StepEstimate, trial: EstimatedTrial, batch_bytes: int, at_the_end: int
     ) -> dict[str, int]:
-        samples = batches.length(batch)
         parts = self._standing_parts() | {
             "optimizer": estimate.optimizer_bytes,
             "gradients": estimate.gradient_bytes(),
-            "batch": batches.size(batch) * min(microbatch, samples) // samples,
+            "batch": batch_bytes,
             "activations": trial.forward,
         }
         peak = max(trial.peak, at_the_end)

@@ -274,9 +274,9 @@ class Probe(ProbeHooks):
         planned = min(base.microbatch or self.result.share, self.result.share)
         done: list[ProbeTrial] = []
         for microbatch, checkpointing in self._settings(planned, base.activation_checkpointing):
-            spent_s, whole = self._worst(time.monotonic() - began_s, float(bool(done) and not self._runner.saw_batch))
+            spent_s, whole = self._worst(time.monotonic() - began_s, float(bool(done) and not self._divides))
             if whole and microbatch != planned:
-                continue  # a step outside of session.backward is never computed in parts
+                continue  # it is never computed in parts
             if done and (spent_s > self._seconds or not self._should_fit(done, microbatch, checkpointing)):
                 continue
             if done:
@@ -298,8 +298,13 @@ class Probe(ProbeHooks):
         self._ladder.try_out(base)
         if self._rank == 0:
             self._path.with_suffix(".trying").unlink(missing_ok=True)
-        self.result.divides = self.result.divides and self._runner.saw_batch
+        self.result.divides = self.result.divides and self._divides
         self.result.trials = [vars(trial) for trial in (*done, *self._killed_trials())]
+
+    @property
+    def _divides(self) -> bool:
+        """Whether the newest step used session.backward, with a batch that can be divided."""
+        return self._runner.saw_batch and not self._runner.is_whole
 
     def _record_trial(self, microbatch: int, checkpointing: bool) -> None:
         """Record the settings, for the next launch if this process is killed."""

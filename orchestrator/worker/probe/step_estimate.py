@@ -13,10 +13,9 @@ of the GPU's data sheet. core/forecast/machines.py holds the assumptions.
 from __future__ import annotations
 
 import contextlib
-import math
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -29,7 +28,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from kgorch.errors import KgorchError
-from kgorch.worker.data import batches
 from kgorch.worker.probe.cuda_autocast import HALF, rules_of_cuda
 
 BLOCK = 512
@@ -206,20 +204,18 @@ class StepEstimate:
 
     # One step
 
-    def trial(self, batch: Any, microbatch: int, work: Work) -> EstimatedTrial:
-        """Estimate a step of `batch` in parts of `microbatch` samples.
+    def trial(self, parts: Sequence[Any], work: Work) -> EstimatedTrial:
+        """Estimate a step of a batch in these parts, of which the first one is computed.
 
         Raises:
             KgorchError: the step's shapes depend on values, which are unknown without computing them.
         """
-        samples = batches.length(batch)
-        count = math.ceil(samples / microbatch)
-        part = batches.split(batch, microbatch)[0]
+        count = len(parts)
         for weight in self._fakes.values():
             weight.grad = None
         self._tape, self._forward = Tape(self._rates), 0
         with self._mode:
-            inputs = pytree.tree_map(self._as_fake, part)
+            inputs = pytree.tree_map(self._as_fake, parts[0])
         self._tape.hold(leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor))
         try:
             with self._in_place_of_the_real(), self._mode, rules_of_cuda(), self._tape:

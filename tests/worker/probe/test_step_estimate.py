@@ -21,7 +21,7 @@ def test_a_linear_layers_weights_moments_and_operations_are_counted_and_nothing_
     model = nn.Linear(512, 512, bias=False)
     before = model.weight.detach().clone()
     found = estimate_of(model)
-    made = found.trial(torch.zeros(256, 512), 256, lambda part, weight: model(part).sum().backward())
+    made = found.trial([torch.zeros(256, 512)], lambda part, weight: model(part).sum().backward())
     assert found.weight_bytes == MIB
     assert found.optimizer_bytes == pytest.approx(2 * MIB, rel=0.001)
     assert (
@@ -42,7 +42,7 @@ def test_a_microbatch_of_half_the_samples_holds_half_the_activations_and_costs_t
         (loss * weight).backward()
         return loss.detach()
 
-    whole, half = (found.trial(torch.zeros(128, 64), size, work) for size in (128, 64))
+    whole, half = (found.trial(torch.zeros(128, 64).split(size), work) for size in (128, 64))
     assert half.forward == pytest.approx(whole.forward / 2, rel=0.05)
     assert half.step.flops == whole.step.flops
     assert half.peak < whole.peak
