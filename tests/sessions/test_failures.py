@@ -110,7 +110,8 @@ def test_an_earlier_stage_whose_last_checkpoint_broke_is_trained_to_its_end_agai
     assert [event["facts"]["stage"] for event in kgorch.events("stage_reopened")] == ["train"]
     launched = [(event["facts"]["stage"], event["facts"]["step"]) for event in kgorch.events("launched")][2:]
     assert [stage for stage, _ in launched] == ["tune", "train", "tune"]
-    assert 0 < launched[1][1] < 48 and launched[2][1] == stopped_at
+    # a save beside the training may be of the last step, too
+    assert 0 < launched[1][1] <= 48 and launched[2][1] == stopped_at
     assert all(kgorch.export(stage=stage) == alone.export(stage=stage) for stage in ("train", "tune"))
 
 
