@@ -38,6 +38,8 @@ class Saved:
             "loaders": {name: place for name, item in state.followed.items() if (place := item.place)},
             "remembered": dict(state.remembered.values),
         }
+        if gradients := state.tracked.thawed_or_frozen():
+            self._own["requires_grad"] = gradients
         if state.foreign_loader is not None:
             self._own["rng"]["loader"] = state.foreign_loader.place
         if state.keyed_loader is not None and (place := state.keyed_loader.place(position.batch))["used"]:

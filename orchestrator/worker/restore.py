@@ -129,6 +129,7 @@ def restore(state: SessionState, source: RestoreSource, where: str, *, extends: 
         if not isinstance(own.get("own"), dict) or "rng" not in own:
             raise CannotRestore(f"rank{ranks.first}.json lacks `own` or `rng`")
         tree = source.tree | own["own"]
+        state.tracked.thaw_and_freeze(own.get("requires_grad"))
         fetch = state_codec.fetch_for(state.tracked.things, tree, source.reader(ranks.first))
         state_codec.restore(state.tracked.things, tree, fetch)
         _compare_frozen(own.get("frozen"), trainable_weights.fingerprints(state.tracked.things))

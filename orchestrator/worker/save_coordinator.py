@@ -279,6 +279,8 @@ class SaveCoordinator:
             further["losses"] = losses
         if frozen := trainable_weights.fingerprints(self._state.tracked.things):
             further["frozen"] = frozen
+        if gradients := self._state.tracked.thawed_or_frozen():
+            further["requires_grad"] = gradients
         return {
             f"rank{rank}.json": {
                 "rng": random_states[rank],

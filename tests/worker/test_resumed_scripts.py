@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cut_session import CutSession
+from cut_session import Cut, CutSession
 from small_trainings import numbers, weights_of, whole_and_resumed
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, update_bn
 from torch.utils.data import DataLoader
+
+from kgorch.errors import CannotRestore
+from kgorch.worker.checkpoint.trainable_weights import trainable
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -147,3 +150,65 @@ def test_gradients_that_are_summed_over_steps_of_another_optimizer_are_told(kind
     said = session.exactness.get("gradients", "")
     assert said.startswith("AdamW sums gradients over steps of another optimizer") if is_told else not said
     assert session.step == 6
+
+
+def thaws(net):
+    net[0].requires_grad_(False)
+    return lambda: net[0].requires_grad_(True)
+
+
+def freezes(net):
+    return lambda: net[0].requires_grad_(False)
+
+
+@pytest.mark.parametrize("begin", [thaws, freezes])
+@pytest.mark.parametrize("wrapper", [lambda net: net, trainable])
+def test_weights_that_a_script_thaws_or_freezes_at_an_epoch_stay_so(begin, wrapper):
+    """A resume in a later epoch passes over that line of the script."""
+
+    def script(session):
+        net = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+        net[0].weight = net[1].weight  # tied
+        net.append(nn.Linear(1, 1))
+        change = begin(net)
+        optimizer = torch.optim.AdamW(net.parameters(), 0.1)
+        session.track(net=wrapper(net), optimizer=optimizer)
+        for epoch in session.epochs(4):
+            if epoch == 1:
+                change()
+            for batch in session.steps(session.loader(numbers(4), 2)):
+                train(session, net, optimizer, batch)
+        return weights_of(net), [weight.requires_grad for weight in net.parameters()]
+
+    assert_exact(script, (2, 3, 4, 7))
+    run(script, saved=run_until(script, 5))
+    assert run.finished._own["requires_grad"], "of an earlier session"
+
+
+def run_until(script, step):
+    with pytest.raises(Cut) as cut:
+        run(script, step)
+    return cut.value.saved
+
+
+@pytest.mark.parametrize("saved", [None, [], {}, {"net.weight": 3, "other": True}, {"net": {"weight": False}}])
+def test_what_cannot_be_read_of_frozen_weights_changes_none(saved):
+    def script(session):
+        trained(session)
+        return [weight.requires_grad for thing in session._state.tracked.modules() for weight in thing.parameters()]
+
+    began = run(script)
+    run.finished._own["requires_grad"] = saved
+    assert run(script, saved=run.finished) == began == (0, [True, True])
+
+
+def test_a_weight_that_cannot_have_a_gradient_is_refused():
+    def script(session):
+        net = nn.Linear(1, 1)
+        net.codes = nn.Parameter(torch.zeros(2, dtype=torch.int8), requires_grad=False)
+        session.track(net=net)
+
+    run(script)
+    run.finished._own["requires_grad"] = {"net.codes": True}
+    with pytest.raises(CannotRestore, match="codes"):
+        run(script, saved=run.finished)

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from kgorch.errors import KgorchError
+from kgorch.errors import CannotRestore, KgorchError
 from kgorch.worker.checkpoint import state_codec
 from kgorch.worker.checkpoint.state_codec import StateSizes
+from kgorch.worker.checkpoint.trainable_weights import TrainableWeights
+from kgorch.worker.wrappers import unwrapped
 
 
 class TrackedObjects:
@@ -24,6 +26,7 @@ class TrackedObjects:
 
     def __init__(self) -> None:
         self.things: dict[str, Any] = {}
+        self._built: dict[str, bool] = {}  # whether a weight required a gradient at `set`, by path
         self.state_bytes = 0
         self.is_ready = False
 
@@ -41,6 +44,7 @@ class TrackedObjects:
                     next_step="wrap it in a class that has one",
                 )
         self.things = things
+        self._built = {path: weight.requires_grad for path, weight in self._weights()}
 
     def modules(self) -> Iterator[nn.Module]:
         """The tracked modules."""
@@ -53,6 +57,29 @@ class TrackedObjects:
                 yield from thing.parameters()
             elif isinstance(thing, torch.optim.Optimizer):
                 yield from (weight for group in thing.param_groups for weight in group["params"])
+
+    def thawed_or_frozen(self) -> dict[str, bool]:
+        """Of the weights that the script has thawed or frozen since `set`: whether they require a gradient now, by path."""
+        now = {path: weight.requires_grad for path, weight in self._weights()}
+        return {path: is_trained for path, is_trained in now.items() if is_trained != self._built.get(path, is_trained)}
+
+    def thaw_and_freeze(self, saved: Any) -> None:
+        """Do so as an earlier session has. Raises: CannotRestore for a weight of a type that has no gradients."""
+        saved = saved if isinstance(saved, dict) else {}
+        for path, weight in self._weights():
+            if type(is_trained := saved.get(path)) is bool:
+                try:
+                    weight.requires_grad_(is_trained)
+                except RuntimeError as error:
+                    raise CannotRestore(f"{path} was trained, and cannot be now", str(error)[:300]) from None
+
+    def _weights(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Those of the modules, by paths that do not depend on the wrappers of PyTorch; a tied one has several."""
+        for name, thing in self.things.items():
+            if isinstance(thing, nn.Module):
+                model = unwrapped(thing.module if isinstance(thing, TrainableWeights) else thing)
+                for path, weight in model.named_parameters(remove_duplicate=False):
+                    yield f"{name}.{path}", weight
 
     def measure(self, world_size: int) -> StateSizes:
         """Set `state_bytes`."""
