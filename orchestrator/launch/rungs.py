@@ -6,8 +6,8 @@ time, so a crash after a rung does not show in the result; rows of the same or a
 schedule.
 
 Settings that only a launch can change (loading workers, pinned memory, the allocator, arguments) hold for the whole attempt, as
-the newest row has them. What changes the result holds for the run on any device. All else holds for the device and the number of
-ranks on which memory ran out, and another run of the plan begins there with what worked last.
+the newest row has them. What changes the result holds for the run on any device, and for no other run. All else holds for the
+device and the number of ranks on which memory ran out, and another run of the plan begins there with what worked last.
 """
 
 from __future__ import annotations
@@ -213,6 +213,9 @@ def begin(engine: Engine, run: RunInfo, plan: Plan, session_id: int, scope: Rung
     others = rows.of_hardware(engine, plan_hash=run.plan_hash, **asdict(scope)) if plan.memory.ladder else []
     if others:
         settings = Settings.from_dict(others[-1].settings["settings"]).without_result_changes
+        # Of a model with BatchNorm. Later rows, and those of runs that began with them, hold it without the mark.
+        if any(row.changes_result and row.rung.startswith("microbatch") for row in others):
+            settings = replace(settings, microbatch=plan.memory.settings.microbatch)
         if settings != plan.memory.settings:
             # what changes the result is this run's own: no other run decides it
             rungs = (*settings.taken, *before.taken)

@@ -195,6 +195,18 @@ def test_a_new_run_of_the_plan_begins_with_what_worked_and_keeps_the_result(engi
     assert rungs.begin(engine, again, plan, later, OTHER, 0).schedule == []
 
 
+def test_a_new_run_does_not_begin_with_a_microbatch_that_changed_the_result(engine, run, plan, session):
+    """Under BatchNorm. What a launch alone changes stays exact, and is taken over."""
+    rungs.record_applied(engine, run, session, HERE, told(10, Settings(microbatch=8), changes_result=True))
+    facts(engine, run, session)
+    assert take(engine, run, plan, session) == "num_workers/2"
+    again, later = begin_run(engine, 2)
+    assert rungs.begin(engine, again, plan, later, HERE, 0).now == replace(Settings(), workers_divided=2)
+    third, later = begin_run(engine, 3)  # also from a run that took it over from the first
+    rungs.record_applied(engine, again, later, HERE, told(0, Settings(microbatch=8)))
+    assert rungs.begin(engine, third, plan, later, HERE, 0).now.microbatch is None
+
+
 def test_a_plan_without_a_ladder_remembers_nothing_of_other_runs(engine, run, plan, session):
     rungs.record_applied(engine, run, session, HERE, told(10, Settings(microbatch=8)))
     again, later = begin_run(engine, 2)
