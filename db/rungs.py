@@ -9,9 +9,9 @@ from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session as Orm
 
 from kgorch.core.codes import EventKind
-from kgorch.db.rows import RungInfo
+from kgorch.db.rows import RungInfo, RunInfo
 from kgorch.db.runs import now, to_info
-from kgorch.db.tables import EventRow, RungRow
+from kgorch.db.tables import EventRow, Run, RungRow
 
 
 def add(engine: Engine, run_id: str, session_id: int, *, at: datetime | None = None, **columns: Any) -> None:
@@ -58,14 +58,17 @@ def of_run(engine: Engine, run_id: str) -> list[RungInfo]:
         return [to_info(RungInfo, row) for row in orm.scalars(query)]
 
 
-def of_hardware(engine: Engine, *, plan_hash: str, stage: str, device: str, world_size: int) -> list[RungInfo]:
+def of_hardware(engine: Engine, run: RunInfo, *, stage: str, device: str, world_size: int) -> list[RungInfo]:
     """Changes of memory settings on that hardware, oldest first, of all runs of the plan. The last one holds what worked.
 
-    Remedies are left out: they have no `settings` of their own to start with.
+    Runs of a plan have its hash, and the name and folder of `run`: two projects may say no more than `entry = "train.py"`, which
+    is the same hash. Remedies are left out: they have no `settings` of their own to start with.
     """
+    of_plan = select(Run.id).where(Run.name == run.name, Run.workdir == run.workdir)
     with Orm(engine) as orm:
         query = select(RungRow).where(
-            RungRow.plan_hash == plan_hash,
+            RungRow.plan_hash == run.plan_hash,
+            RungRow.run_id.in_(of_plan),
             RungRow.stage == stage,
             RungRow.device == device,
             RungRow.world_size == world_size,

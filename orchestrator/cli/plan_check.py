@@ -71,7 +71,7 @@ def measure(path: Path, overrides: tuple[str, ...], device_memory: int | None, *
     result = check.report(engine, plan, target, check.Findings(lines, probed, failed), reached)
     if probed and not failed:
         try:
-            check.keep(home, plan, result)
+            check.keep(home, plan, path.parent, result)
         except OSError as error:
             render.echo(f"note: kgorch history will not show this check, it could not be stored: {error}", err=True)
     return result

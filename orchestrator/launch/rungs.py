@@ -210,7 +210,7 @@ def begin(engine: Engine, run: RunInfo, plan: Plan, session_id: int, scope: Rung
     if any((row.stage, row.device, row.world_size) == _key(scope) for row in rows.of_run(engine, run.id)):
         return launch_settings(engine, run, plan, scope)
     before = launch_settings(engine, run, plan, scope).now
-    others = rows.of_hardware(engine, plan_hash=run.plan_hash, **asdict(scope)) if plan.memory.ladder else []
+    others = rows.of_hardware(engine, run, **asdict(scope)) if plan.memory.ladder else []
     if others:
         settings = Settings.from_dict(others[-1].settings["settings"]).without_result_changes
         # Of a model with BatchNorm. Later rows, and those of runs that began with them, hold it without the mark.
@@ -233,7 +233,7 @@ def is_unmeasured(engine: Engine, run: RunInfo, plan: Plan, scope: RungScope) ->
     if plan.memory.microbatch != "auto" or _measured_microbatch(run, plan, scope) is not None:
         return False
     has_rung = any((row.stage, row.device, row.world_size) == _key(scope) for row in rows.of_run(engine, run.id))
-    return not has_rung and not rows.of_hardware(engine, plan_hash=run.plan_hash, **asdict(scope))
+    return not has_rung and not rows.of_hardware(engine, run, **asdict(scope))
 
 
 def _measured_microbatch(run: RunInfo, plan: Plan, scope: RungScope) -> int | None:
@@ -247,7 +247,9 @@ def _measured_microbatch(run: RunInfo, plan: Plan, scope: RungScope) -> int | No
     full_stage = next((stage.quick_test_of for stage in plan.stage if stage.name == scope.stage), None)
     key = _key(replace(scope, stage=full_stage or scope.stage))
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        result = json.loads(check_result_path(home_of_folder(run.folder), run.plan_hash).read_text())
+        result = json.loads(
+            check_result_path(home_of_folder(run.folder), run.plan_hash, run.name, run.workdir).read_text()
+        )
         for stage in result["stages"]:
             if (stage["name"], stage["device"], stage["ranks"]) == key:
                 if stage["memory"] is None:  # it takes no steps
@@ -313,7 +315,7 @@ def count_failed_climbs(engine: Engine, run: RunInfo, scope: RungScope) -> int:
 
     After two of them no rung is undone any more (core/memory/memory_pressure.py).
     """
-    history = rows.of_hardware(engine, plan_hash=run.plan_hash, **asdict(scope))
+    history = rows.of_hardware(engine, run, **asdict(scope))
     return sum(
         before.up and not after.up and before.run_id == after.run_id and _in_process(before) != _in_process(after)
         for before, after in pairwise(history)

@@ -397,11 +397,13 @@ def _saving_lines(name: str, probe: StageProbe, *, is_alone: bool) -> Iterator[C
         yield CheckLine(name, FAIL if is_alone else WARN, text, "call it around the training (docs/your-training.md)")
 
 
-def keep(home: Path, plan: Plan, view: Mapping[str, Any]) -> None:
+def keep(home: Path, plan: Plan, workdir: Path, view: Mapping[str, Any]) -> None:
     """Write the report where `kgorch history` compares it with the run and `microbatch = "auto"` reads it (launch/rungs.py).
 
+    Args:
+        workdir: the plan's folder.
     Raises: OSError.
     """
-    path = check_result_path(home, plan.hash)
+    path = check_result_path(home, plan.hash, plan.name, str(workdir))
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write(path, json.dumps(view).encode())

@@ -37,7 +37,8 @@ def compare_with_run(engine: Engine, run: RunInfo, home: Path) -> list[Compariso
     """The last check of the run's plan beside the run; empty without a check, or before the run has measured anything."""
     try:
         # Somebody may have edited the file: without a comparison `kgorch history` still shows the rest.
-        view = json.loads(check_result_path(home, run.plan_hash).read_text())
+        path = check_result_path(home, run.plan_hash, run.name, run.workdir)
+        view = json.loads(path.read_text())
         return [*_compare_epochs(engine, run, view["stages"]), *_compare_memory(engine, run, view["stages"])]
     except (OSError, ValueError, LookupError, TypeError):
         return []

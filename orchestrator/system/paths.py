@@ -1,7 +1,7 @@
 """Paths of the state folder: `$KGORCH_HOME`, else the platform's persistent folder, else the XDG state folder.
 
 kgorch.db
-checks/PLAN_HASH.json             what the last `kgorch check` of a plan measured
+checks/PLAN_HASH-ORIGIN.json      what the last `kgorch check` of a plan measured
 foreign/                          which run the checkpoints of foreign programs belong to (worker/foreign/claim.py)
 runs/NAME/lock                    held by the live supervisor of a run of that name
 runs/NAME/NUMBER/                 one run
@@ -16,6 +16,7 @@ runs/NAME/NUMBER/                 one run
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import pwd
 import re
@@ -82,9 +83,14 @@ def lock_path(home: Path, name: str) -> Path:
     return _name_folder(home, name) / "lock"
 
 
-def check_result_path(home: Path, plan_hash: str) -> Path:
-    """What the last `kgorch check` of a plan measured."""
-    return home / "checks" / f"{plan_hash}.json"
+def check_result_path(home: Path, plan_hash: str, name: str, workdir: str) -> Path:
+    """What the last `kgorch check` of a plan measured.
+
+    Args:
+        name, workdir: of its run, and of the plan's folder: the hash alone may be another project's as well.
+    """
+    origin = hashlib.sha256(f"{name}\0{workdir}".encode(errors="surrogateescape")).hexdigest()[:16]
+    return home / "checks" / f"{plan_hash}-{origin}.json"
 
 
 def run_folder(home: Path, name: str, number: int) -> Path:

@@ -34,6 +34,7 @@ from kgorch.db.rows import PoolInfo
 from kgorch.errors import NotFound
 from kgorch.plan import check_entries, load
 from kgorch.system import process_identity
+from kgorch.system.paths import check_result_path
 
 PROMISES = Path(__file__).parents[1] / "promises"
 
@@ -342,7 +343,7 @@ def test_history_tells_what_a_check_foretold_beside_epochs_that_were_not_a_sessi
     for facts in ({**first, "first": True}, *others):
         sessions.add_event(engine, run.id, "epoch", facts)
     told = {"name": "predict", "time": {"epoch_s": 1.5, "batches": 5}, "memory": None}
-    kept = kgorch.home / "checks" / f"{run.plan_hash}.json"
+    kept = check_result_path(kgorch.home, run.plan_hash, run.name, run.workdir)
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps({"stages": [told]}))
     assert "check: predict: an epoch predicted 1.5s, measured 1.5s (+0%)" in kgorch("history").stderr

@@ -17,6 +17,7 @@ from kgorch.db.engine import open_database
 from kgorch.db.samples import HOUR, MINUTE, SECOND
 from kgorch.db.tables import Sample
 from kgorch.report import check_comparison
+from kgorch.system.paths import check_result_path
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 T4S, RANKS = 2, 2
@@ -178,13 +179,16 @@ def test_a_check_is_held_against_the_hours_of_the_newest_sessions(engine, open_s
         peak = 9e9 if number < 20 else 2e9
         samples.write(engine, session, [(row.started_at + timedelta(seconds=1), {"rank0.rss_peak": peak})])
         samples.roll_up(engine, session)
-    (tmp_path / "checks").mkdir()
-    stages = [{"name": "train", "time": None, "memory": {"process": 1e9}}]
-    (tmp_path / "checks" / "h.json").write_text(json.dumps({"stages": stages}))
+    run = runs.by_id(engine, "r")
+    kept = check_result_path(tmp_path, run.plan_hash, run.name, run.workdir)
+    kept.parent.mkdir()
+    kept.write_text(json.dumps({"stages": [{"name": "train", "time": None, "memory": {"process": 1e9}}]}))
     with asked(engine) as statements:
-        [held] = check_comparison.compare_with_run(engine, runs.by_id(engine, "r"), tmp_path)
+        [held] = check_comparison.compare_with_run(engine, run, tmp_path)
     assert (held.what, held.predicted, held.measured) == ("a rank's process", 1e9, 2e9)
     assert len(statements) <= check_comparison.MAX_SESSIONS + 5
+    for other in (run._replace(name="other"), run._replace(workdir="/other")):
+        assert not check_comparison.compare_with_run(engine, other, tmp_path), "another project's check"
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -27,8 +28,9 @@ from kgorch.launch.attempts import LaunchedAttempt
 from kgorch.launch.rungs import MemoryShortage, RungScope
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.protocol.messages import RankProgress, RemedyApplied, RungApplied
-from kgorch.report import doctor
+from kgorch.report import check, doctor
 from kgorch.supervisor.attempts.memory_monitor import MemoryMonitor
+from kgorch.system.paths import check_result_path
 
 HERE, OTHER = RungScope("train", "Tesla T4", 2), RungScope("train", "Tesla P100", 1)
 PLAN = """
@@ -46,9 +48,9 @@ def plan():
     return plans.parse(PLAN, "plan.toml")
 
 
-def begin_run(engine, number=1):
+def begin_run(engine, number=1, name="ink", workdir="/w"):
     made = runs.create(
-        engine, id=f"r{number}", name="ink", number=number, folder="/f", workdir="/w", checkpoints="/f/checkpoints",
+        engine, id=f"r{number}", name=name, number=number, folder="/f", workdir=workdir, checkpoints="/f/checkpoints",
         plan=PLAN, overrides=[], plan_hash="h", stages=["train"],
     )  # fmt: skip
     return made, sessions.open_session(engine, made.id, boot_id="b").id
@@ -95,8 +97,9 @@ def test_auto_begins_with_what_a_check_measured_at_that_place_until_more_is_know
         {"name": "train", "device": "Tesla T4", "ranks": 2, "memory": memory},
         {"name": "predict", "memory": None},
     ]
-    (tmp_path / "checks").mkdir()
-    (tmp_path / "checks" / "h.json").write_text(json.dumps({"stages": stages}))
+    kept = check_result_path(tmp_path, "h", "ink", "/w")
+    kept.parent.mkdir()
+    kept.write_text(json.dumps({"stages": stages}))
     assert rungs.begin(engine, run, auto, session, OTHER, 0).now.microbatch is None, "another device"
     assert rungs.begin(engine, run, plan, session, HERE, 0).now.microbatch is None, "nobody asked"
     wanting = [rungs.is_unmeasured(engine, run, auto, place) for place in (OTHER, HERE, replace(HERE, stage="predict"))]
@@ -112,7 +115,7 @@ def test_auto_begins_with_what_a_check_measured_at_that_place_until_more_is_know
     again = again._replace(folder=run.folder)
     assert rungs.begin(engine, again, auto, its, HERE, 0).now.microbatch == 6, "it ran out of memory with 11"
     for text in ("", "[]", '{"stages": [{"name": "train"}]}', json.dumps({"stages": [stages[0] | {"memory": None}]})):
-        (tmp_path / "checks" / "h.json").write_text(text)
+        kept.write_text(text)
         third, its = begin_run(engine, number=3 + len(text))
         place = RungScope("train", "Tesla T4", 4)
         assert rungs.begin(engine, third._replace(folder=run.folder), auto, its, place, 0).now.microbatch is None
@@ -205,6 +208,19 @@ def test_a_new_run_does_not_begin_with_a_microbatch_that_changed_the_result(engi
     third, later = begin_run(engine, 3)  # also from a run that took it over from the first
     rungs.record_applied(engine, again, later, HERE, told(0, Settings(microbatch=8)))
     assert rungs.begin(engine, third, plan, later, HERE, 0).now.microbatch is None
+
+
+def test_a_run_of_another_name_or_folder_is_not_of_the_same_plan(engine, run, plan, session, tmp_path):
+    """Two projects whose plans say no more than `entry = "train.py"` have the same hash."""
+    rungs.record_applied(engine, run, session, HERE, told(10, Settings(microbatch=8)))
+    auto = plan.model_copy(update={"memory": plan.memory.model_copy(update={"microbatch": "auto"})})
+    stages = [{"name": "train", "device": "Tesla T4", "ranks": 2, "memory": {"auto_microbatch": 11, "share": 32}}]
+    check.keep(tmp_path, auto.model_copy(update={"name": run.name}), Path(run.workdir), {"stages": stages})
+    for number, where in ((2, {"workdir": "/elsewhere"}), (3, {"name": "wolf"})):
+        other, later = begin_run(engine, number, **where)
+        other = other._replace(folder=str(tmp_path / "runs" / other.name / "1"))
+        assert rungs.is_unmeasured(engine, other, auto, HERE)
+        assert rungs.begin(engine, other, plan, later, HERE, 0).now.microbatch is None
 
 
 def test_a_plan_without_a_ladder_remembers_nothing_of_other_runs(engine, run, plan, session):
