@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from kgorch.errors import CannotRestore
 from kgorch.worker import entry, session_end
 from kgorch.worker.checkpoint.resumed_state import RememberedValues
-from kgorch.worker.integrations import accelerate_loop
+from kgorch.worker.integrations import accelerate_carrier
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -385,7 +385,7 @@ def test_a_checkpoint_that_holds_a_model_twice_is_continued(accelerated, monkeyp
 
     whole = accelerated(script)
     with pytest.raises(Cut) as cut, monkeypatch.context() as earlier:
-        earlier.setattr(accelerate_loop.AccelerateCarrier, "_is_known", lambda carried, _: carried.is_begun)
+        earlier.setattr(accelerate_carrier.AccelerateCarrier, "_is_known", lambda carried, _: carried.is_begun)
         accelerated(script, cut_at)
     saved = cut.value.saved
     assert {"model0", "model1", "model2"} <= saved.tree.keys()

@@ -1,0 +1,364 @@
+"""How a script around Accelerate's Accelerator is carried: which objects are tracked, and where the training goes on.
+
+What `accelerator.prepare` has returned is tracked, and its loaders are followed. Iterations of them that begin within no other
+one are numbered for each loader; one in which an optimizer steps is a training epoch. A step begins where its loader is asked for a
+batch after an optimizer has stepped. The script begins with its first epoch also where the run continues: then training epochs
+before the iteration of the newest save are empty, other iterations give one batch, and the state is restored before the first batch
+of that one. Where the training is over, the state is restored before the first batch of any loader, and the training epochs are
+empty. So what the script computes in those epochs does not count, and neither does what it keeps in plain variables.
+
+A script may prepare a loader anew for each epoch: then each of them is a training loader, with the epochs that it has given itself.
+Those that are prepared within an epoch have no part in this: a resumed session does not prepare the ones of epochs that are done.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import zlib
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data import DataLoader
+
+from kgorch.errors import CannotRestore
+from kgorch.worker import session_end
+from kgorch.worker.integrations import carrier
+from kgorch.worker.integrations.accelerate_loader import WITHIN, StepLoader, follow_in_place
+from kgorch.worker.session import Session
+from kgorch.worker.wrappers import unwrapped
+
+NOTE = "Accelerate: plain variables of the script begin anew in each session"
+
+SECOND_TRAINING = (
+    "what was prepared after the first step, with a model or optimizer, is a second training and not saved"
+)
+
+OUTSIDE = "steps that belong to no loop over a loader are saved at the next batch of one, and a resume takes those before it again"
+
+AGAIN = "a loader prepared after the first step, and iterated after newer ones, begins its order anew after a resume if it shuffles"
+
+HELD = (
+    "the steps of a loop within an iteration of another loader, also of a kept iterator, are saved together at its next batch,"
+    " and where it was kept over epochs the batches after a resume may be others"
+)
+
+NO_LADDER = "no memory ladder: the script does forward and backward itself"
+
+
+class AccelerateCarrier:
+    """What carries one script.
+
+    Attributes:
+        outer: the loader of the iteration that runs within no other one.
+        trained: numbers of the iterations in which an optimizer has stepped, from 1, as bits, by the loader's name.
+    """
+
+    def __init__(self, accelerator: Any, session: Session) -> None:
+        self._accelerator, self.session = accelerator, session
+        self.things: dict[str, Any] = {}
+        self._repeated: dict[str, Any] = {}
+        """The same, and once more what was prepared again: so earlier versions tracked it."""
+        resumed = session.resumed
+        self.trained: dict[str, int] = {name: _bits(text) for name, text in resumed.get("trained", {}).items()}
+        self._counts: dict[str, int] = resumed.get("counts", {})  # iterations of the training loaders
+        self._saved_at: list[Any] | None = resumed.get("at")
+        """Name and number of the iteration whose batch the newest step begins with, and whether that iteration is over."""
+        self._saved_number: float = resumed.get("number", math.inf)  # of loaders that were prepared
+        self._at = self._saved_at
+        self._prepared = _Prepared(**resumed.get("prepared", {}))
+        self.left_at: dict[str, int] = resumed.get("left_at", {})
+        """Batch at which the script has left each epoch of a loader; 0 where it was not the same one."""
+        self._former: list[str] | None = None
+        """Training loaders by a checkpoint of an earlier version, which knew epochs that are done in place of iterations."""
+        if not self._at and (drivers := resumed.get("drivers", [resumed.get("driver")])) != [None]:
+            self._former, self._saved_at = drivers, [resumed.get("asked"), 0, False]
+        self.is_begun = self._has_boundary = self._is_second = self._is_inner_asked = False
+        self.loaders: dict[str, StepLoader] = {}
+        self._number = self._within = 0  # of loaders that were prepared outside of all iterations, and within one
+        self._epochs = 0  # of all training loaders
+        self.outer: StepLoader | None = None
+        session.note_exactness(loop=NOTE, memory=NO_LADDER)
+        global _hook
+        if _hook is not None:
+            _hook.remove()
+        _hook = register_optimizer_step_post_hook(lambda *_: self.after_step())
+        session.at_end(self._check_begun)
+        carrier.note_version(session, "accelerate")
+
+    def follow_earlier(self, items: tuple[Any, ...]) -> None:
+        """Follow the loaders that the script has from earlier calls of `prepare`. `items`: what the newest call gives it."""
+        for number, loader in enumerate(self._accelerator._dataloaders):
+            if not any(loader is item for item in items):
+                name = f"earlier{number}"
+                followed = follow_in_place(loader, self, name)
+                self._recall(followed)
+                self.session.add_followed(followed, name)
+
+    def add(self, item: Any) -> Any:
+        """What `prepare` has returned; a loader comes back as one that is followed."""
+        if isinstance(item, DataLoader):
+            return self._add_loader(item)
+        if isinstance(item, StepLoader):  # prepared before
+            return item
+        kinds = {nn.Module: "model", torch.optim.Optimizer: "optimizer"}
+        word = next((word for cls, word in kinds.items() if isinstance(item, cls)), "other")
+        if hasattr(item, "state_dict"):
+            for things in [self._repeated] if self._is_known(item) else [self.things, self._repeated]:
+                number = sum(name.startswith(word) for name in things)
+                things[f"{word}{number}"] = _inner(item)
+        return item
+
+    def _add_loader(self, item: Any) -> StepLoader:
+        if self.outer is not None:
+            self._within += 1
+            return StepLoader(item, self, f"within{self._within}")
+        number, self._number = self._number, self._number + 1
+        self.session.remember(number=self._number)
+        loader = StepLoader(item, self, f"loader{number}", number, self._epochs)
+        self._recall(loader)
+        if self._prepared.has_forgotten(number) and not self.session.resumed.epoch_of(loader.name):
+            loader.is_forgotten = True
+        else:
+            self._follow(loader)
+        return loader
+
+    def _recall(self, loader: StepLoader) -> None:
+        """What a checkpoint of an earlier version holds of the loader."""
+        if self._former is None or self._saved_at is None:
+            return
+        done = max(0, self.session.resumed.epoch_of(loader.name) - loader.first_epoch)
+        if loader.name in self._former:
+            self.trained[loader.name] = (2 << done) - 2
+        if loader.name == self._saved_at[0]:
+            self._saved_at[1] = done + 1
+
+    def _follow(self, loader: StepLoader) -> None:
+        self.loaders[loader.name] = loader
+        self.session.add_followed(loader, loader.name)
+
+    def add_later(self, items: tuple[Any, ...]) -> tuple[Any, ...]:
+        """`add` for a call after the first step: only the loaders of the same training are followed."""
+        trained = [item for item in items if isinstance(item, nn.Module | torch.optim.Optimizer)]
+        if not all(self._is_known(item) for item in trained):
+            self._is_second = True
+            self.session.note_exactness(training=SECOND_TRAINING)
+        if self._is_second:
+            return items
+        return tuple(self.add(item) if isinstance(item, DataLoader) else item for item in items)
+
+    def begin(self) -> None:
+        """Restore the state, before the first batch of this session."""
+        self.is_begun, accelerator = True, self._accelerator
+        session_end.empty_epoch = None
+        for item in (*accelerator._models, *accelerator._optimizers, *accelerator._schedulers):
+            if not self._is_known(item):
+                self.add(item)  # prepared before the first optimizer
+        things = {
+            name: carrier.trainable(item) if name.startswith("model") else item for name, item in self._things().items()
+        }
+        custom = {f"custom{number}": item for number, item in enumerate(self._accelerator._custom_objects)}
+        scaler = getattr(self._accelerator, "scaler", None)
+        self.session.track(**things, **custom, **({"scaler": scaler} if scaler is not None else {}))
+
+    def _things(self) -> dict[str, Any]:
+        names = self.session.resumed.names
+        saved = {name: item for name, item in self._repeated.items() if name in names}
+        is_whole = all(any(item is one for one in saved.values()) for item in self.things.values())
+        return saved if is_whole and saved.keys() > self.things.keys() else self.things
+
+    def note_left(self, loader: StepLoader, batch: int, number: int) -> None:
+        """The script has left this iteration of the loader at this batch; 0 where it has read all of it."""
+        if not self._is_trained(loader, number):
+            return
+        known = self.left_at.get(loader.name)
+        batch = batch if known in (None, batch) else 0
+        if batch != known:
+            self.left_at[loader.name] = batch
+            self.session.remember(left_at=self.left_at)
+
+    def _is_known(self, item: Any) -> bool:
+        return any(unwrapped(_inner(item)) is unwrapped(one) for one in self.things.values())
+
+    def enter(self, loader: StepLoader) -> int:
+        """An iteration begins. Returns its number for this loader; 0 where it is within another one."""
+        if self.outer is not None and (self.outer is not loader or self._is_trained(loader, loader.iterations)):
+            return 0
+        self.outer = loader  # in place of an iterator of the same loader that the script may still hold
+        loader.iterations += 1
+        if self.is_driver(loader):
+            self._epochs += 1
+            self._counts[loader.name] = loader.iterations
+            self.session.remember(counts=self._counts)
+        if loader.name.startswith("within"):
+            self.session.note_exactness(within=WITHIN)
+        return loader.iterations
+
+    def leave(self, loader: StepLoader, number: int) -> None:
+        """An iteration is over."""
+        if self.outer is loader and loader.iterations == number:
+            self.outer = None
+            if self._at and self._at[:2] == [loader.name, number]:
+                self._remember_at([loader.name, number, True])
+
+    def gives(self, loader: StepLoader, number: int) -> str:
+        """What an iteration gives: "nothing", "one" batch, "all" without its place, or what is left by its "place"."""
+        resumed, is_trained = self.session.resumed, self._is_trained(loader, number)
+        if resumed.is_finished:
+            if not self.is_begun:
+                self.begin()
+            is_further = self.is_driver(loader) and number > self._counts.get(loader.name, 0)
+            return "nothing" if is_trained or is_further else "all"
+        if not number and self.outer is loader:
+            return "all"
+        if not self.is_begun and (not self._saved_at or (number and self._begins(loader, number))):
+            self.begin()
+        elif is_trained:
+            return "nothing"
+        if self.is_begun and loader.is_forgotten:
+            loader.is_forgotten, loader.is_kept = False, True
+            self._follow(loader)
+            self.session.note_exactness(again=AGAIN)
+        return "place" if self.is_begun else "one"
+
+    def _begins(self, loader: StepLoader, number: int) -> bool:
+        """Whether the session goes on with this iteration."""
+        assert self._saved_at
+        name, saved, is_over = self._saved_at
+        if (name, saved) == (loader.name, number) and not is_over:
+            return True
+        if is_over and (loader.number or 0) >= self._saved_number:
+            return True  # prepared for an epoch that the training is extended by
+        # The next epoch, also where an evaluation at which it was cut does not come again.
+        is_next = self.is_driver(loader) and number >= self._trained_of(loader).bit_length()
+        return is_next and (is_over or name not in self.trained)
+
+    def is_driver(self, loader: StepLoader) -> bool:
+        """An optimizer has stepped in an iteration of this loader."""
+        return bool(self._trained_of(loader))
+
+    def _trained_of(self, loader: StepLoader) -> int:
+        return self.trained.get(loader.name) or (2 if self._prepared.was_driver(loader.number) else 0)
+
+    def _is_trained(self, loader: StepLoader, number: int) -> bool:
+        return bool(self._trained_of(loader) >> number & 1)
+
+    def after_step(self) -> None:
+        """An optimizer has stepped."""
+        loader = self.outer
+        if not session_end.is_open() or self._is_second or self.session.resumed.is_finished:
+            return
+        if loader is None:
+            if self.is_begun and not self.trained:
+                self.session.note_exactness(outside=OUTSIDE)
+            return
+        if not self.is_begun:
+            raise CannotRestore(
+                f"the script trains with {loader.name}, which the checkpoint does not know as a training loader",
+                next_step="prepare the loaders in the same order as in the sessions before",
+            )
+        if self._is_inner_asked:
+            self.session.note_exactness(held=HELD)
+        number, is_new = loader.iterations, not self.is_driver(loader)
+        if self._is_trained(loader, number):
+            return
+        self.trained[loader.name] = self._trained_of(loader) | 1 << number
+        if is_new:
+            self._epochs += number
+            self._counts[loader.name] = number
+            if loader.number is not None:
+                self._forget(self._prepared.next_driver(loader.number, self._number))
+        trained = {name: _text(bits) for name, bits in self.trained.items()}
+        self.session.remember(trained=trained, counts=self._counts)
+
+    def _forget(self, last: int) -> None:
+        """Of loaders for one epoch that are over, only the training ones stay known. Args: last: number of the newest of them."""
+        for name, loader in list(self.loaders.items()):
+            if not self._prepared.first <= (loader.number or 0) <= last or not loader.is_over:
+                continue
+            del self.loaders[name]
+            self.session.drop_followed(name)
+            loader.is_forgotten = True
+            self.left_at.pop(name, None)
+            self._counts.pop(name, None)
+            if self.trained.pop(name, None):
+                self._prepared.drivers |= 1 << (loader.number or 0)
+        self._prepared.last = max(self._prepared.last, last)
+        self.session.remember(left_at=self.left_at, prepared=self._prepared.plain)
+
+    def _remember_at(self, at: list[Any]) -> None:
+        if self._at != at:
+            self._at = at
+            self.session.remember(at=at)
+
+    def before_batch(self, asked: StepLoader) -> None:
+        """A loader is asked for a batch."""
+        # Also between two steps within one batch of the outer loader.
+        self._is_inner_asked = asked is not self.outer and self.outer is not None and self.session.is_step_done
+        if asked is not self.outer or (self._has_boundary and not self.session.is_step_done):
+            return  # within a step of the training loader: a resume goes on with its next batch
+        self._has_boundary = True
+        self._remember_at([asked.name, asked.iterations, False])
+        # Of a loader for each epoch, the first one that is followed is in its only epoch for good.
+        epochs = [loader.epoch for loader in self.loaders.values() if self.is_driver(loader)]
+        self.session.boundary(open_batches=0, epoch=max(epochs) if len(epochs) > 1 else None)
+
+    def _check_begun(self) -> None:
+        resumed = self.session.resumed
+        if resumed and not resumed.is_finished and not self.is_begun:
+            raise CannotRestore(
+                f"the script has ended before its place at step {resumed.step}: nothing was restored",
+                "it has fewer epochs, or its loaders are prepared in another order",
+                next_step="let it train as in the sessions before, or begin a new run with `kgorch start PLAN --fresh`",
+            )
+
+
+class _Prepared:
+    """Which of the loaders for single epochs were forgotten, in a form that stays small.
+
+    Attributes:
+        first: number of the first loader that was prepared after the first step; -1 before that step.
+        last: up to this number they were forgotten, but for those that were iterated again.
+        newest: number of the training loader that was found last.
+        drivers: those of them that were training loaders, as bits.
+    """
+
+    def __init__(self, first: int = -1, last: int = -1, newest: int = -1, drivers: str = "0") -> None:
+        self.first, self.last, self.newest, self.drivers = first, last, newest, int(drivers, 16)
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        return {"first": self.first, "last": self.last, "newest": self.newest, "drivers": f"{self.drivers:x}"}
+
+    def has_forgotten(self, number: int) -> bool:
+        return self.first >= 0 and self.first <= number <= self.last
+
+    def was_driver(self, number: int | None) -> bool:
+        return number is not None and bool(self.drivers >> number & 1)
+
+    def next_driver(self, number: int, prepared: int) -> int:
+        """A training loader was found. Returns: the number of the one before. Args: prepared: loaders until now."""
+        if self.first < 0:
+            self.first = prepared
+        before, self.newest = self.newest, number
+        return before
+
+
+_hook: Any = None
+"""That of the newest carrier."""
+
+
+def _text(bits: int) -> str:
+    """Bits in a form that stays small where they repeat."""
+    return base64.b64encode(zlib.compress(bits.to_bytes(bits.bit_length() // 8 + 1, "little"))).decode()
+
+
+def _bits(text: str) -> int:
+    return int.from_bytes(zlib.decompress(base64.b64decode(text)), "little")
+
+
+def _inner(item: Any) -> Any:
+    """The optimizer inside Accelerate's; anything else as it is."""
+    return getattr(item, "optimizer", item) if isinstance(item, torch.optim.Optimizer) else item

@@ -1,0 +1,117 @@
+"""A loader that `accelerator.prepare` has returned, as the script iterates it under kgorch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from kgorch.worker import session_end
+from kgorch.worker.data.followed_loader import FollowedLoader
+from kgorch.worker.data.loader_fast_forward import LoaderFastForward
+
+if TYPE_CHECKING:
+    from kgorch.worker.integrations.accelerate_carrier import AccelerateCarrier
+
+WITHIN = "a loader that was prepared while another one was iterated begins anew in each session"
+
+TWICE = "an epoch whose loader is iterated once more before its first step is saved at its end alone"
+
+
+class StepLoader(FollowedLoader):
+    """A loader that `prepare` has returned.
+
+    Args:
+        first_epoch: number of its first epoch; that of the training for a loader that is prepared anew for each epoch.
+
+    Attributes:
+        name: in the checkpoint.
+        number: of those that were prepared outside of all iterations; None for others.
+        iterations: how often the script has iterated it, within no other iteration.
+        is_forgotten: it was over, and checkpoints do not hold it any more.
+        is_kept: it was iterated again after that, so it is not forgotten twice.
+    """
+
+    def __init__(
+        self, loader: Iterable[Any], carried: AccelerateCarrier, name: str, number: int | None = None, first_epoch: int = 0
+    ) -> None:  # fmt: skip
+        super().__init__(loader, carried.session.world_size, carried.session.device)
+        self._carrier, self.name, self.number, self.first_epoch = carried, name, number, first_epoch
+        self.iterations = self._active = 0
+        self.is_forgotten = self.is_kept = False
+        self.start_at(first_epoch, 0)
+
+    def before_batch(self) -> None:
+        self._carrier.before_batch(self)
+
+    @property
+    def is_over(self) -> bool:
+        """It was iterated once at most, and is not now."""
+        return self.iterations <= 1 and not self._active and not self.is_kept
+
+    def __iter__(self) -> Iterator[Any]:
+        """What it gives is decided at the first batch: the script may have made the iterator long before."""
+        carried = self._carrier
+        number = carried.enter(self)
+        self._active += 1
+        try:
+            what = carried.gives(self, number)
+            if what == "place":
+                yield from self._followed(number)
+            elif what == "nothing":
+                session_end.empty_epoch = number - 1
+            else:
+                yield from itertools.islice(self._loader, 1 if what == "one" else None)
+        finally:
+            self._active -= 1
+            carried.leave(self, number)
+
+    def _followed(self, number: int) -> Iterator[Any]:
+        """The batches from its place on. The carrier knows where the script leaves them."""
+        running, is_whole, session = None, not self.next_batch, self._carrier.session
+        is_within, step = self.name.startswith("within"), session.step
+        try:
+            for batch in itertools.islice(super().__iter__(), self._rest()):
+                if number and number != self.iterations:
+                    session.note_exactness(twice=TWICE)
+                if is_within and session.step != step:
+                    session.note_exactness(within=WITHIN)
+                running = self.running
+                yield batch
+        except GeneratorExit:
+            self._leave(running, number if is_whole else 0)
+            raise
+        self._leave(running, number if is_whole else 0)
+
+    def _rest(self) -> int | None:
+        """Batches of an epoch that continues, where the script has left every epoch before it at one batch; None for all.
+
+        The script may count them in a variable of its own, which begins anew.
+        """
+        if self._saved is None or self._ranks_before != self._world:
+            return None
+        left_at = self._carrier.left_at.get(self.name, 0)
+        return left_at - self.next_batch if 0 < self.next_batch < left_at else None
+
+    def _leave(self, running: LoaderFastForward | None, whole: int) -> None:
+        """The epoch is over. A loop that leaves it before its end goes on with the next one, also after a resume.
+
+        Args:
+            whole: number of the iteration; 0 for the rest of one, where a count of the script's own begins anew.
+        """
+        batch = 0
+        if running is not None and running is self.running and not running.is_over:
+            batch = running.batches_used + running.back
+            self._end()
+        self._carrier.note_left(self, batch, whole)
+
+
+def follow_in_place(loader: Any, carried: AccelerateCarrier, name: str) -> StepLoader:
+    """Follow a loader that the script iterates itself: its class becomes one whose `__iter__` is that of the StepLoader."""
+    cls = type(loader)
+    original = object.__new__(cls)
+    original.__dict__ = loader.__dict__  # the same attributes: `set_epoch` of one is that of both
+    followed = StepLoader(original, carried, name)
+    # Accelerate's loaders have a property `__class__`, which cannot be assigned.
+    vars(object)["__class__"].__set__(loader, type(cls.__name__, (cls,), {"__iter__": lambda _: iter(followed)}))
+    return followed
