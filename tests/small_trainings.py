@@ -24,12 +24,21 @@ def weights_of(model: nn.Module) -> list[float]:
     return [value for weight in model.parameters() for value in weight.flatten().tolist()]
 
 
-def whole_and_resumed(run, script, cut_at: int) -> tuple[object, object]:
+def whole_and_resumed(run, script, cut_at: int, **options) -> tuple[object, object]:
     """What an uninterrupted training gives, and the second part of one that was cut."""
-    whole = run(script)
+    whole = run(script, **options)
     with pytest.raises(Cut) as cut:
-        run(script, cut_at)
-    return whole, run(script, saved=cut.value.saved)
+        run(script, cut_at, **options)
+    return whole, run(script, saved=cut.value.saved, **options)
+
+
+def goes_on(resumed: tuple, whole: tuple, cut_at: int) -> bool:
+    """Whether a loop around an Accelerator, (batches, results, …), is the second part of one that was cut after so many batches.
+
+    What it has seen before is one batch of each epoch that is done.
+    """
+    rest = whole[0][cut_at:]
+    return resumed[0][len(resumed[0]) - len(rest) :] == rest and resumed[1:] == whole[1:]
 
 
 def lightning_trainer_of(library, **options):

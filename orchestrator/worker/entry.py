@@ -187,12 +187,14 @@ def message_of(error: BaseException) -> str:
 
 def explain_empty_epoch(error: BaseException) -> None:
     """Add the cause to an error after an epoch of `session.steps` or Accelerate whose steps were done before this session."""
-    if session_end.empty_epoch is None or not isinstance(error, NameError | ZeroDivisionError | StopIteration):
+    # An AttributeError: `total = 0` before the epoch, `total.item()` after it.
+    of_no_step = NameError | AttributeError | ZeroDivisionError | StopIteration
+    if session_end.empty_epoch is None or not isinstance(error, of_no_step):
         return
     if isinstance(error, StopIteration):
         advice = "take the batches by a `for` loop in each epoch, because one by next() finds none"
     else:
-        advice = "give what is used after the loop a value before it"
+        advice = "give what is used after the loop a value before it, of the type that it has then"
     error.args = (
         f"{error}; this session continues after the last step of epoch {session_end.empty_epoch + 1}, so there was no step left"
         f" in it: {advice} (docs/your-training.md)",

@@ -2,25 +2,32 @@
 
 What `accelerator.prepare` has returned is tracked, and its loaders are followed. Iterations of them that begin within no other
 one are numbered for each loader; one in which an optimizer steps is a training epoch. A step begins where its loader is asked for a
-batch after an optimizer has stepped. The script begins with its first epoch also where the run continues: then training epochs
-before the iteration of the newest save are empty, other iterations give one batch, and the state is restored before the first batch
-of that one. Where the training is over, the state is restored before the first batch of any loader, and the training epochs are
-empty. So what the script computes in those epochs does not count, and neither does what it keeps in plain variables.
+batch after an optimizer has stepped.
+
+The script begins with its first epoch also where the run continues. Until the iteration of the newest save it replays: each
+iteration gives one batch, with which an optimizer's step does nothing, and the state is restored before the first batch of that
+iteration. So what the script computes in those epochs does not count, and neither does what it keeps in plain variables; but a
+variable that an epoch sets is set. Alternative: no batch at all, with which the loss that most scripts print after an epoch has no
+value. Where the epoch of the newest save has no batch left, or the training is over, the state is restored at the end of its last
+epoch.
 
 A script may prepare a loader anew for each epoch: then each of them is a training loader, with the epochs that it has given itself.
-Those that are prepared within an epoch have no part in this: a resumed session does not prepare the ones of epochs that are done.
+Those that are prepared within an epoch have no part in this: a resumed session prepares fewer of them.
 """
 
 from __future__ import annotations
 
 import base64
+import itertools
 import math
+import sys
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 from kgorch.errors import CannotRestore
@@ -52,6 +59,8 @@ class AccelerateCarrier:
     """What carries one script.
 
     Attributes:
+        is_begun: the state is restored, or the training began with this session.
+        is_replaying: the script is at epochs that earlier sessions have done.
         outer: the loader of the iteration that runs within no other one.
         trained: numbers of the iterations in which an optimizer has stepped, from 1, as bits, by the loader's name.
     """
@@ -64,8 +73,8 @@ class AccelerateCarrier:
         resumed = session.resumed
         self.trained: dict[str, int] = {name: _bits(text) for name, text in resumed.get("trained", {}).items()}
         self._counts: dict[str, int] = resumed.get("counts", {})  # iterations of the training loaders
-        self._saved_at: list[Any] | None = resumed.get("at")
-        """Name and number of the iteration whose batch the newest step begins with, and whether that iteration is over."""
+        self._saved_at: list[Any] | None = _whole(resumed.get("at"))
+        """Name and number of the iteration whose batch the newest step begins with; whether it is over; whether it had no more."""
         self._saved_number: float = resumed.get("number", math.inf)  # of loaders that were prepared
         self._at = self._saved_at
         self._prepared = _Prepared(**resumed.get("prepared", {}))
@@ -74,17 +83,21 @@ class AccelerateCarrier:
         self._former: list[str] | None = None
         """Training loaders by a checkpoint of an earlier version, which knew epochs that are done in place of iterations."""
         if not self._at and (drivers := resumed.get("drivers", [resumed.get("driver")])) != [None]:
-            self._former, self._saved_at = drivers, [resumed.get("asked"), 0, False]
+            self._former, self._saved_at = drivers, [resumed.get("asked"), 0, False, False]
+        # Of a training that is over: iterations of the training loaders, until the state is restored.
+        single = sum(f"loader{number}" not in self._counts for number in self._prepared.numbers)
+        self._left = sum(self._counts.values()) + single if resumed.is_finished else 0
+        self.is_replaying = bool(self._left if resumed.is_finished else self._saved_at)
         self.is_begun = self._has_boundary = self._is_second = self._is_inner_asked = False
         self.loaders: dict[str, StepLoader] = {}
         self._number = self._within = 0  # of loaders that were prepared outside of all iterations, and within one
         self._epochs = 0  # of all training loaders
         self.outer: StepLoader | None = None
         session.note_exactness(loop=NOTE, memory=NO_LADDER)
-        global _hook
-        if _hook is not None:
-            _hook.remove()
-        _hook = register_optimizer_step_post_hook(lambda *_: self.after_step())
+        while _hooks:
+            _hooks.pop().remove()
+        _hooks.append(register_optimizer_step_pre_hook(lambda optimizer, *_: self._before_step(optimizer)))
+        _hooks.append(register_optimizer_step_post_hook(lambda *_: self.after_step()))
         session.at_end(self._check_begun)
         carrier.note_version(session, "accelerate")
 
@@ -150,8 +163,10 @@ class AccelerateCarrier:
         return tuple(self.add(item) if isinstance(item, DataLoader) else item for item in items)
 
     def begin(self) -> None:
-        """Restore the state, before the first batch of this session."""
+        """Restore the state, before the first step of this session."""
         self.is_begun, accelerator = True, self._accelerator
+        if self.is_replaying:
+            self._end_replay()
         session_end.empty_epoch = None
         for item in (*accelerator._models, *accelerator._optimizers, *accelerator._schedulers):
             if not self._is_known(item):
@@ -162,6 +177,16 @@ class AccelerateCarrier:
         custom = {f"custom{number}": item for number, item in enumerate(self._accelerator._custom_objects)}
         scaler = getattr(self._accelerator, "scaler", None)
         self.session.track(**things, **custom, **({"scaler": scaler} if scaler is not None else {}))
+
+    def _end_replay(self) -> None:
+        """Clear what the epochs that are done have left, where no checkpoint holds it."""
+        self.is_replaying, accelerator = False, self._accelerator
+        groups = (group["params"] for item in accelerator._optimizers for group in item.param_groups)
+        for weight in itertools.chain(*groups, *(model.parameters() for model in accelerator._models)):
+            weight.grad = None
+        for loader in self.loaders.values():
+            loader.forget_first()
+        accelerator.step = 0  # batches of a window of accumulation: none is open where a step begins
 
     def _things(self) -> dict[str, Any]:
         names = self.session.resumed.names
@@ -190,6 +215,7 @@ class AccelerateCarrier:
         loader.iterations += 1
         if self.is_driver(loader):
             self._epochs += 1
+        if self.is_driver(loader) and not loader.is_forgotten:
             self._counts[loader.name] = loader.iterations
             self.session.remember(counts=self._counts)
         if loader.name.startswith("within"):
@@ -201,34 +227,67 @@ class AccelerateCarrier:
         if self.outer is loader and loader.iterations == number:
             self.outer = None
             if self._at and self._at[:2] == [loader.name, number]:
-                self._remember_at([loader.name, number, True])
+                self._remember_at([loader.name, number, True, False])
 
     def gives(self, loader: StepLoader, number: int) -> str:
-        """What an iteration gives: "nothing", "one" batch, "all" without its place, or what is left by its "place"."""
-        resumed, is_trained = self.session.resumed, self._is_trained(loader, number)
+        """What an iteration gives.
+
+        "one": a batch to no effect; "nothing"; "all" without its place; "place": what is left by its place.
+        """
+        resumed, was_begun = self.session.resumed, self.is_begun
+        if self.is_replaying and not (number and self._begins(loader, number)):
+            is_epoch = bool(number) and self.is_driver(loader)
+            self._left -= is_epoch
+            # An epoch that an `except StopIteration` begins is one of a loop that counts steps: it would count too many.
+            return "nothing" if is_epoch and isinstance(sys.exception(), StopIteration) else "one"
+        if not was_begun:
+            self.begin()
+        is_trained = self._is_trained(loader, number)
         if resumed.is_finished:
-            if not self.is_begun:
-                self.begin()
             is_further = self.is_driver(loader) and number > self._counts.get(loader.name, 0)
             return "nothing" if is_trained or is_further else "all"
         if not number and self.outer is loader:
             return "all"
-        if not self.is_begun and (not self._saved_at or (number and self._begins(loader, number))):
-            self.begin()
-        elif is_trained:
+        if was_begun and is_trained:
             return "nothing"
-        if self.is_begun and loader.is_forgotten:
+        if loader.is_forgotten:
             loader.is_forgotten, loader.is_kept = False, True
             self._follow(loader)
             self.session.note_exactness(again=AGAIN)
-        return "place" if self.is_begun else "one"
+        return "place"
+
+    @property
+    def place_of_outer(self) -> tuple[str, int]:
+        """Name and number of the iteration that runs within no other one."""
+        return (self.outer.name, self.outer.iterations) if self.outer is not None else ("", 0)
+
+    def after_one(self, loader: StepLoader, number: int, within: tuple[str, int]) -> str:
+        """The script is done with a batch of `gives`. Returns: what the iteration gives besides, as there.
+
+        Args:
+            within: the outer iteration when the batch was given.
+        """
+        if not number and self.place_of_outer != within:  # an iterator that the script keeps
+            return "one" if self.is_replaying else "place"
+        if not self.is_replaying or not number:
+            return "nothing"
+        is_place = self._saved_at is not None and self._saved_at[:2] == [loader.name, number]
+        if self.session.resumed.is_finished:
+            if self.is_driver(loader) and (is_place or self._left <= 0):
+                self.begin()
+        elif self._saved_at and is_place and self._saved_at[3]:
+            self.begin()
+            return "place"
+        return "nothing"
 
     def _begins(self, loader: StepLoader, number: int) -> bool:
-        """Whether the session goes on with this iteration."""
+        """Whether the session goes on with this iteration, and not after it."""
         assert self._saved_at
-        name, saved, is_over = self._saved_at
-        if (name, saved) == (loader.name, number) and not is_over:
-            return True
+        name, saved, is_over, is_at_end = self._saved_at
+        if (name, saved) == (loader.name, number):
+            # After a training loader's last batch it goes on at the end: what the script computes there has a value then.
+            is_done = self.is_driver(loader) if self.session.resumed.is_finished else is_over or is_at_end
+            return not is_done
         if is_over and (loader.number or 0) >= self._saved_number:
             return True  # prepared for an epoch that the training is extended by
         # The next epoch, also where an evaluation at which it was cut does not come again.
@@ -245,6 +304,11 @@ class AccelerateCarrier:
     def _is_trained(self, loader: StepLoader, number: int) -> bool:
         return bool(self._trained_of(loader) >> number & 1)
 
+    def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to step. In an epoch that is done its step has no effect: it finds no gradients."""
+        if self.is_replaying and any(_inner(item) is optimizer for item in self._accelerator._optimizers):
+            optimizer.zero_grad(set_to_none=True)
+
     def after_step(self) -> None:
         """An optimizer has stepped."""
         loader = self.outer
@@ -253,6 +317,8 @@ class AccelerateCarrier:
         if loader is None:
             if self.is_begun and not self.trained:
                 self.session.note_exactness(outside=OUTSIDE)
+            return
+        if self.is_replaying and self.is_driver(loader):
             return
         if not self.is_begun:
             raise CannotRestore(
@@ -300,14 +366,14 @@ class AccelerateCarrier:
         if asked is not self.outer or (self._has_boundary and not self.session.is_step_done):
             return  # within a step of the training loader: a resume goes on with its next batch
         self._has_boundary = True
-        self._remember_at([asked.name, asked.iterations, False])
+        self._remember_at([asked.name, asked.iterations, False, asked.is_at_end])
         # Of a loader for each epoch, the first one that is followed is in its only epoch for good.
         epochs = [loader.epoch for loader in self.loaders.values() if self.is_driver(loader)]
         self.session.boundary(open_batches=0, epoch=max(epochs) if len(epochs) > 1 else None)
 
     def _check_begun(self) -> None:
         resumed = self.session.resumed
-        if resumed and not resumed.is_finished and not self.is_begun:
+        if resumed and not self.is_begun and (not resumed.is_finished or self._epochs):
             raise CannotRestore(
                 f"the script has ended before its place at step {resumed.step}: nothing was restored",
                 "it has fewer epochs, or its loaders are prepared in another order",
@@ -332,6 +398,11 @@ class _Prepared:
     def plain(self) -> dict[str, Any]:
         return {"first": self.first, "last": self.last, "newest": self.newest, "drivers": f"{self.drivers:x}"}
 
+    @property
+    def numbers(self) -> Iterator[int]:
+        """Of the training loaders among them."""
+        return (number for number in range(self.drivers.bit_length()) if self.was_driver(number))
+
     def has_forgotten(self, number: int) -> bool:
         return self.first >= 0 and self.first <= number <= self.last
 
@@ -346,8 +417,13 @@ class _Prepared:
         return before
 
 
-_hook: Any = None
-"""That of the newest carrier."""
+_hooks: list[Any] = []
+"""Those of the newest carrier."""
+
+
+def _whole(at: list[Any] | None) -> list[Any] | None:
+    """`at` of a checkpoint; earlier versions did not know whether the iteration had more batches."""
+    return at and [*at, False][:4]
 
 
 def _text(bits: int) -> str:

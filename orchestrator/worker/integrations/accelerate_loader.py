@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import copy
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -38,6 +40,7 @@ class StepLoader(FollowedLoader):
         super().__init__(loader, carried.session.world_size, carried.session.device)
         self._carrier, self.name, self.number, self.first_epoch = carried, name, number, first_epoch
         self.iterations = self._active = 0
+        self._first: list[Any] = []
         self.is_forgotten = self.is_kept = False
         self.start_at(first_epoch, 0)
 
@@ -49,6 +52,11 @@ class StepLoader(FollowedLoader):
         """It was iterated once at most, and is not now."""
         return self.iterations <= 1 and not self._active and not self.is_kept
 
+    @property
+    def is_at_end(self) -> bool:
+        """The running epoch has given its last batch; false also where the loader does not tell."""
+        return bool(self.running and self.running.batches_used and getattr(self._loader, "end_of_dataloader", False))
+
     def __iter__(self) -> Iterator[Any]:
         """What it gives is decided at the first batch: the script may have made the iterator long before."""
         carried = self._carrier
@@ -56,15 +64,58 @@ class StepLoader(FollowedLoader):
         self._active += 1
         try:
             what = carried.gives(self, number)
+            if number:
+                session_end.empty_epoch = number - 1  # until it gives a batch
+            while what == "one":
+                within, is_left = carried.place_of_outer, True
+                try:
+                    yield from self._one(number)
+                    is_left = False
+                finally:
+                    what = carried.after_one(self, number, within)
+                    if is_left and what == "place":  # what is left of the epoch is nothing, but it has to be over
+                        collections.deque(self._followed(number), 0)
             if what == "place":
                 yield from self._followed(number)
-            elif what == "nothing":
-                session_end.empty_epoch = number - 1
-            else:
-                yield from itertools.islice(self._loader, 1 if what == "one" else None)
+            elif what == "all":
+                session_end.empty_epoch = None
+                yield from self._loader
         finally:
             self._active -= 1
             carried.leave(self, number)
+
+    def _one(self, number: int) -> Iterator[Any]:
+        """The first batch, as the last one of an epoch: a window of accumulation ends with it.
+
+        It is read once, since many epochs may be done, and reading starts the loading processes.
+        """
+        if not self._first:
+            batches = iter(self._loader)
+            self._first = list(itertools.islice(batches, 1))
+            del batches
+            self._tell("end")
+        if number:
+            self._tell("begin")
+            vars(self._loader)["end_of_dataloader"] = True  # until it begins again
+        session_end.empty_epoch = None
+        try:
+            given = copy.deepcopy(self._first)  # the script may change it
+        except Exception:  # of any object that a batch may hold
+            given, self._first = self._first, []
+        try:
+            yield from given
+        finally:
+            if number:
+                self._tell("end")
+
+    def _tell(self, what: str) -> None:
+        """Have Accelerate's loader begin or end an epoch for `Accelerator.accumulate` and `gather_for_metrics`."""
+        if method := getattr(self._loader, what, None):
+            method()
+
+    def forget_first(self) -> None:
+        """Free the batch that was kept for epochs that are done."""
+        self._first = []
 
     def _followed(self, number: int) -> Iterator[Any]:
         """The batches from its place on. The carrier knows where the script leaves them."""
@@ -76,7 +127,7 @@ class StepLoader(FollowedLoader):
                     session.note_exactness(twice=TWICE)
                 if is_within and session.step != step:
                     session.note_exactness(within=WITHIN)
-                running = self.running
+                running, session_end.empty_epoch = self.running, None
                 yield batch
         except GeneratorExit:
             self._leave(running, number if is_whole else 0)

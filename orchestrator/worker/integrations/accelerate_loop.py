@@ -29,7 +29,8 @@ def _tracked(original: Callable[..., Any]) -> Callable[..., Any]:
         carried = _carrier_of(self, items)
         if carried is None:
             return prepared
-        items = carried.add_later(items) if carried.is_begun else tuple(carried.add(item) for item in items)
+        is_later = carried.is_begun or carried.outer is not None
+        items = carried.add_later(items) if is_later else tuple(carried.add(item) for item in items)
         return items if isinstance(prepared, tuple) else items[0]
 
     return prepare

@@ -67,19 +67,23 @@ def carried(monkeypatch):
 
 @pytest.fixture
 def accelerated(monkeypatch):
-    """Runs a script around an Accelerator, cut at a step or as a continuation. Returns the session and what the script returns."""
+    """Runs a script around an Accelerator, cut at a step or as a continuation. Returns the session's steps and what the script
+    returns."""
     library = pytest.importorskip("accelerate.accelerator")
+    from accelerate.state import GradientState
+
     monkeypatch.setattr(library.Accelerator, "prepare", library.Accelerator.prepare)
     accelerate_loop.adapt(library)
     monkeypatch.setattr(accelerate_loop, "worker", SimpleNamespace(launch=SimpleNamespace))
 
-    def run(script, cut_at=None, saved=None):
+    def run(script, cut_at=None, saved=None, **options):
         made = []
+        GradientState._reset_state()
         monkeypatch.setattr(
             accelerate_loop, "Session", lambda *_, **__: made.append(CutSession(cut_at, saved)) or made[-1]
         )
         torch.manual_seed(3)
-        returned = script(library.Accelerator(cpu=True))
+        returned = script(library.Accelerator(cpu=True, **options))
         run.session = made[0]
         session_end.end(None)
         return made[0].step, returned

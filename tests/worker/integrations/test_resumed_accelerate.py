@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from cut_session import Cut
-from small_trainings import numbers, train_batch, weights_of, whole_and_resumed
+from small_trainings import goes_on, numbers, train_batch, weights_of, whole_and_resumed
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -45,8 +45,8 @@ def test_loaders_that_are_prepared_within_an_epoch_change_no_name(accelerated, b
         return seen, weights_of(model)
 
     (steps, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
-    assert steps == 18 and resumed == (whole[0][cut_at:], whole[1])
-    assert accelerated(script, saved=accelerated.session.saved(is_final=True)) == (18, ([], whole[1]))
+    assert steps == 18 and goes_on(resumed, whole, cut_at)
+    assert goes_on(accelerated(script, saved=accelerated.session.saved(is_final=True))[1], whole, 18)
 
 
 @pytest.mark.parametrize("kind", ["fewer epochs", "another training loader"])
@@ -82,7 +82,7 @@ def test_a_model_that_is_prepared_again_in_each_epoch_is_the_same_one(accelerate
         return seen, weights_of(model), schedule.get_last_lr()
 
     (steps, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
-    assert steps == 18 and resumed == (whole[0][cut_at:], *whole[1:])
+    assert steps == 18 and goes_on(resumed, whole, cut_at)
 
 
 @pytest.mark.parametrize("cut_at", [1, 2, 3, 8, 12, 14])
@@ -106,7 +106,7 @@ def test_an_iterator_that_is_made_before_the_loop_goes_on_at_its_batch(accelerat
         return seen, weights_of(model)
 
     (steps, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
-    assert steps == 18 and resumed == (whole[0][cut_at:], whole[1])
+    assert steps == 18 and goes_on(resumed, whole, cut_at)
 
 
 @pytest.mark.parametrize("cut_at", [1, 4, 6, 8, 14, None])
@@ -125,14 +125,14 @@ def test_a_look_at_a_batch_of_the_training_loader_is_no_epoch_of_it(accelerated,
                 seen.append(samples(batch))
                 train_batch(accelerator, model, optimizer, batch)
         looks.append(len(next(iter(train))))
-        return looks, seen, weights_of(model)
+        return seen, looks, weights_of(model)
 
     if cut_at is None:
         steps, whole = accelerated(script)
-        assert accelerated(script, saved=accelerated.session.saved(is_final=True)) == (18, (whole[0], [], whole[2]))
+        assert goes_on(accelerated(script, saved=accelerated.session.saved(is_final=True))[1], whole, 18)
         return
     (steps, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
-    assert steps == 18 and resumed == (whole[0], whole[1][cut_at:], whole[2])
+    assert steps == 18 and goes_on(resumed, whole, cut_at)
 
 
 def test_a_loop_over_next_fails_where_its_epochs_are_done_and_says_why(accelerated, monkeypatch):
@@ -190,7 +190,7 @@ def test_an_epoch_that_is_looked_at_before_its_first_step_is_saved_at_its_end(ac
         return seen, weights_of(model)
 
     (steps, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
-    assert steps == 3 and resumed[1] == whole[1] and resumed[0][cut_at:] == whole[0][6 * cut_at :]
+    assert steps == 3 and goes_on(resumed, whole, 6 * cut_at)
     assert "at its end alone" in accelerated.session.exactness["twice"]
 
 
@@ -294,7 +294,7 @@ def test_a_checkpoint_that_names_the_training_loaders_alone_is_continued(acceler
     running = (cut_at - 1) // 6 if anew else 0  # at an epoch's end its loader is asked once more
     names = [f"loader{epoch}" for epoch in range(running + 1)]
     saved = former(cut.value.saved, running, drivers=names, asked=names[-1], left_at={})
-    assert accelerated(script, saved=saved) == (18, (whole[0][cut_at:], whole[1]))
+    assert goes_on(accelerated(script, saved=saved)[1], whole, cut_at)
 
 
 @pytest.mark.parametrize("cut_at", [3, 5, 7, 9, 11, 13])
@@ -312,7 +312,7 @@ def test_loaders_that_were_forgotten_and_come_again_go_on_at_their_place(acceler
         return seen, weights_of(model)
 
     (steps, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
-    assert steps == 14 and resumed == (whole[0][cut_at:], whole[1])
+    assert steps == 14 and goes_on(resumed, whole, cut_at)
     accelerated(script)
     assert "begins its order anew" in accelerated.session.exactness["again"]
 
@@ -389,10 +389,10 @@ def test_a_checkpoint_that_holds_a_model_twice_is_continued(accelerated, monkeyp
         accelerated(script, cut_at)
     saved = cut.value.saved
     assert {"model0", "model1", "model2"} <= saved.tree.keys()
-    assert accelerated(script, saved=saved) == (18, (whole[1][0][cut_at:], *whole[1][1:]))
+    assert goes_on(accelerated(script, saved=saved)[1], whole[1], cut_at)
     with pytest.raises(Cut) as again:
         accelerated(script, 14, saved=saved)
-    assert accelerated(script, saved=again.value.saved) == (18, (whole[1][0][14:], *whole[1][1:]))
+    assert goes_on(accelerated(script, saved=again.value.saved)[1], whole[1], 14)
 
 
 @pytest.mark.parametrize("is_before", [False, True])

@@ -1,0 +1,125 @@
+"""Loops around Accelerate begin with their first epoch in each session: what comes of the epochs that are done."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cut_session import Cut
+from small_trainings import goes_on, numbers, train_batch, weights_of, whole_and_resumed
+from torch import nn
+from torch.utils.data import DataLoader
+
+from kgorch.worker import entry, session_end
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+
+def samples(batch) -> list[int]:
+    return batch[0].flatten().int().tolist()
+
+
+def shuffled(count: int = 12) -> DataLoader:
+    return DataLoader(numbers(count), 2, shuffle=True)
+
+
+def prepared(accelerator, *loaders: DataLoader):
+    model = nn.Linear(1, 1)
+    return accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 0.1), *loaders)
+
+
+@pytest.mark.parametrize("cut_at", [5, 6, 8, 12, 14, 17, None])
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_what_a_script_computes_in_an_epoch_has_a_value_after_it(accelerated, evaluates, cut_at):
+    """As the examples of Transformers with --with_tracking: `total_loss` is a number until the first batch."""
+
+    def script(accelerator):
+        seen, means = [], []
+        model, optimizer, train, other = prepared(accelerator, shuffled(), shuffled(6))
+        for _ in range(3):
+            total_loss = 0
+            for batch in train:
+                seen.append(samples(batch))
+                loss = ((model(batch[0] / 10) - 1) ** 2).mean()
+                total_loss += loss.detach().float()
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+            if evaluates:
+                evaluated = torch.cat([model(batch[0]) for batch in other])
+                means.append(evaluated.mean().item())
+            means.append(total_loss.item() / len(train) + loss.item())
+        return seen, means[-1:] if cut_at else [], weights_of(model)
+
+    if cut_at is None:
+        _, whole = accelerated(script)
+        assert goes_on(accelerated(script, saved=accelerated.session.saved(is_final=True))[1], whole, 18)
+        return
+    (steps, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
+    if cut_at % 6 and cut_at > 12:  # the mean of a cut epoch is that of its rest
+        whole, resumed = (whole[0], whole[2]), (resumed[0], resumed[2])
+    assert steps == 18 and goes_on(resumed, whole, cut_at)
+    assert len(resumed[0]) == 18 - cut_at + -(-cut_at // 6) - bool(cut_at % 6)
+
+
+@pytest.mark.parametrize("cut_at", [1, 2, 3, 4, 5])
+def test_windows_of_accumulation_are_those_of_an_uninterrupted_training(accelerated, cut_at):
+    def script(accelerator):
+        seen = []
+        model, optimizer, train = prepared(accelerator, shuffled())
+        for _ in range(3):
+            for batch in train:
+                with accelerator.accumulate(model):
+                    train_batch(accelerator, model, optimizer, batch)
+                    seen.append((samples(batch), accelerator.sync_gradients))
+        return seen, weights_of(model)
+
+    options = {"gradient_accumulation_steps": 4}
+    (steps, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at, **options)
+    assert steps == 6 and goes_on(resumed, whole, cut_at // 2 * 6 + cut_at % 2 * 4)
+
+
+def test_a_step_in_an_epoch_that_is_done_has_no_effect(accelerated):
+    def script(accelerator):
+        weights = []
+        model, optimizer, train = prepared(accelerator, shuffled())
+        for _ in range(3):
+            for batch in train:
+                assert batch[0].max() < 12
+                batch[0].add_(12)  # the next epoch has it as the loader gave it
+                train_batch(accelerator, model, optimizer, batch)
+            weights.append((weights_of(model), len(optimizer.state)))
+        return weights
+
+    with pytest.raises(Cut) as cut:
+        accelerated(script, 14)
+    torch.manual_seed(3)
+    first = weights_of(nn.Linear(1, 1))
+    _, (*done, last) = accelerated(script, saved=cut.value.saved)
+    assert done == [(first, 0), (first, 0)] and last[0] != first
+
+
+@pytest.mark.parametrize("cut_at", [8, 12, 14])
+def test_an_iterator_that_lasts_for_the_whole_training_goes_on_at_its_batch(accelerated, cut_at):
+    def script(accelerator):
+        seen = []
+        model, optimizer, train, more = prepared(accelerator, shuffled(), shuffled(80))
+        further = iter(more)
+        for _ in range(3):
+            for batch in train:
+                other = next(further)
+                seen.append((samples(batch), samples(other)))
+                train_batch(accelerator, model, optimizer, [batch[0] + other[0]])
+        return seen, weights_of(model)
+
+    (steps, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
+    assert steps == 18 and goes_on(resumed, whole, cut_at)
+
+
+def test_an_attribute_that_a_number_lacks_after_an_epoch_without_a_step_is_explained(monkeypatch):
+    error = AttributeError("'int' object has no attribute 'item'")
+    monkeypatch.setattr(session_end, "empty_epoch", None)
+    entry.explain_empty_epoch(error)
+    assert str(error) == "'int' object has no attribute 'item'"
+    monkeypatch.setattr(session_end, "empty_epoch", 2)
+    entry.explain_empty_epoch(error)
+    assert "no step left in it: give what is used after the loop a value before it" in str(error)
