@@ -6,10 +6,10 @@ batch after an optimizer has stepped.
 
 The script begins with its first epoch also where the run continues. Until the iteration of the newest save it replays: each
 iteration gives one batch, with which an optimizer's step does nothing, and the state is restored before the first batch of that
-iteration. So what the script computes in those epochs does not count, and neither does what it keeps in plain variables; but a
-variable that an epoch sets is set. Alternative: no batch at all, with which the loss that most scripts print after an epoch has no
-value. Where the epoch of the newest save has no batch left, or the training is over, the state is restored at the end of its last
-epoch.
+iteration. So what the script computes in those epochs does not count, nothing of it is saved or logged (accelerate_loop.py), and
+what it keeps in plain variables begins anew; but a variable that an epoch sets is set. Alternative: no batch at all, with which
+the loss that most scripts print after an epoch has no value. Where the epoch of the newest save has no batch left, or the
+training is over, the state is restored at the end of its last epoch.
 
 A script may prepare a loader anew for each epoch: then each of them is a training loader, with the epochs that it has given itself.
 Those that are prepared within an epoch have no part in this: a resumed session prepares fewer of them.
@@ -167,6 +167,9 @@ class AccelerateCarrier:
         self.is_begun, accelerator = True, self._accelerator
         if self.is_replaying:
             self._end_replay()
+        project = accelerator.project_configuration
+        project.iteration = self.session.resumed.get("saves", project.iteration)  # number of the next `save_state`
+        self.session.remember(saves=project.iteration)
         session_end.empty_epoch = None
         for item in (*accelerator._models, *accelerator._optimizers, *accelerator._schedulers):
             if not self._is_known(item):

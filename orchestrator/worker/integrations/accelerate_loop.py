@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,11 +16,20 @@ from kgorch.worker import session_end
 from kgorch.worker.integrations.accelerate_carrier import AccelerateCarrier
 from kgorch.worker.session import Session
 
+WRITES = ("save", "save_state", "save_model", "log")
+"""Methods of an Accelerator whose results stay: nothing is written again, with other weights, in epochs that are done."""
+
+ASIDE = ".kgorch-aside"
+"""Folder beside `checkpoints` of a project, for what an attempt has written that was lost."""
+
 
 def adapt(module: ModuleType) -> None:
     """Adapt `accelerate.accelerator`."""
     cls: Any = module.Accelerator
     cls.prepare = _tracked(cls.prepare)
+    cls.save_state = _numbered(cls.save_state)
+    for name in WRITES:
+        setattr(cls, name, _silent(getattr(cls, name)))
 
 
 def _tracked(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -34,6 +45,42 @@ def _tracked(original: Callable[..., Any]) -> Callable[..., Any]:
         return items if isinstance(prepared, tuple) else items[0]
 
     return prepare
+
+
+def _silent(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        carried: AccelerateCarrier | None = getattr(self, "_kgorch", None)
+        return None if carried is not None and carried.is_replaying else original(self, *args, **kwargs)
+
+    return method
+
+
+def _numbered(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`save_state`, which may number its folders: the numbers go on, and a step that is done again saves it again."""
+
+    @functools.wraps(original)
+    def save_state(self: Any, *args: Any, **kwargs: Any) -> Any:
+        carried: AccelerateCarrier | None = getattr(self, "_kgorch", None)
+        if carried is None or not carried.is_begun or not session_end.is_open():
+            return original(self, *args, **kwargs)
+        if self.project_configuration.automatic_checkpoint_naming and carried.session.resumed:
+            _put_aside(self, f"checkpoint_{self.save_iteration}")
+        saved = original(self, *args, **kwargs)
+        carried.session.remember(saves=self.save_iteration)
+        return saved
+
+    return save_state
+
+
+def _put_aside(accelerator: Any, name: str) -> None:
+    """Move a folder of a project out of the way, and delete what was put there before."""
+    folder, aside = (Path(accelerator.project_dir, parent, name) for parent in ("checkpoints", ASIDE))
+    if accelerator.is_main_process and folder.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.parent.mkdir(exist_ok=True)
+        folder.rename(aside)
+    accelerator.wait_for_everyone()
 
 
 def _carrier_of(accelerator: Any, items: tuple[Any, ...]) -> AccelerateCarrier | None:

@@ -72,7 +72,8 @@ def accelerated(monkeypatch):
     library = pytest.importorskip("accelerate.accelerator")
     from accelerate.state import GradientState
 
-    monkeypatch.setattr(library.Accelerator, "prepare", library.Accelerator.prepare)
+    for name in ("prepare", *accelerate_loop.WRITES):
+        monkeypatch.setattr(library.Accelerator, name, getattr(library.Accelerator, name))
     accelerate_loop.adapt(library)
     monkeypatch.setattr(accelerate_loop, "worker", SimpleNamespace(launch=SimpleNamespace))
 

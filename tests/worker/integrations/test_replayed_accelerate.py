@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
 from cut_session import Cut
@@ -123,3 +126,63 @@ def test_an_attribute_that_a_number_lacks_after_an_epoch_without_a_step_is_expla
     monkeypatch.setattr(session_end, "empty_epoch", 2)
     entry.explain_empty_epoch(error)
     assert "no step left in it: give what is used after the loop a value before it" in str(error)
+
+
+def weight_in(path: str) -> float:
+    return torch.load(path)["weight"].item()
+
+
+@pytest.mark.parametrize("cut_at", [8, 12, 15])
+def test_files_and_logs_of_epochs_that_are_done_stay_as_they_are(accelerated, cut_at):
+    logged = []
+
+    def script(accelerator):
+        model, optimizer, train, other = prepared(accelerator, shuffled(), shuffled(6))
+        accelerator.trackers = [SimpleNamespace(name="t", log=lambda values, step: logged.append((step, values)))]
+        for epoch in range(4):
+            for batch in train:
+                train_batch(accelerator, model, optimizer, batch)
+            loss = sum(((model(batch[0] / 10) - 1) ** 2).mean().item() for batch in other)
+            accelerator.log({"loss": loss}, step=epoch)
+            accelerator.save(accelerator.unwrap_model(model).state_dict(), f"epoch{epoch}.pt")
+            accelerator.save_state(f"state{epoch}", safe_serialization=False)
+            accelerator.save_model(model, f"model{epoch}", safe_serialization=False)
+        return [weight_in(f"{kind}.pt") for kind in ("epoch0", "epoch1", "epoch2", "epoch3")] + [
+            weight_in(f"{kind}{epoch}/pytorch_model.bin") for kind in ("state", "model") for epoch in range(4)
+        ]
+
+    _, whole = accelerated(script)
+    logs = list(logged)
+    logged.clear()
+    with pytest.raises(Cut) as cut:
+        accelerated(script, cut_at)
+    assert accelerated(script, saved=cut.value.saved) == (24, whole) and logged == logs
+    assert len(set(whole)) == 4
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_states_that_are_numbered_go_on_with_their_number(accelerated, is_killed):
+    """What an attempt that was killed has written after the newest save is written again."""
+    from accelerate.utils import ProjectConfiguration
+
+    def script(accelerator):
+        model, optimizer, train = prepared(accelerator, shuffled())
+        accelerator.save_state(safe_serialization=False)
+        for _ in range(3):
+            for batch in train:
+                train_batch(accelerator, model, optimizer, batch)
+            accelerator.save_state(safe_serialization=False)
+        return [weight_in(f"checkpoints/checkpoint_{number}/pytorch_model.bin") for number in range(4)]
+
+    def options():
+        return {"project_config": ProjectConfiguration(".", automatic_checkpoint_naming=True)}
+
+    _, whole = accelerated(script, **options())
+    Path("checkpoints").rename("of the first one")
+    with pytest.raises(Cut) as cut:
+        accelerated(script, 7, **options())
+    if is_killed:
+        with pytest.raises(Cut):
+            accelerated(script, 14, saved=cut.value.saved, **options())
+    assert accelerated(script, saved=cut.value.saved, **options()) == (18, whole)
+    assert Path(".kgorch-aside", "checkpoint_2").is_dir() == is_killed
