@@ -23,6 +23,7 @@ import math
 import sys
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,6 +60,7 @@ class AccelerateCarrier:
     """What carries one script.
 
     Attributes:
+        has_started: the script has iterated a loader.
         is_begun: the state is restored, or the training began with this session.
         is_replaying: the script is at epochs that earlier sessions have done.
         outer: the loader of the iteration that runs within no other one.
@@ -88,7 +90,7 @@ class AccelerateCarrier:
         single = sum(f"loader{number}" not in self._counts for number in self._prepared.numbers)
         self._left = sum(self._counts.values()) + single if resumed.is_finished else 0
         self.is_replaying = bool(self._left if resumed.is_finished else self._saved_at)
-        self.is_begun = self._has_boundary = self._is_second = self._is_inner_asked = False
+        self.has_started = self.is_begun = self._has_boundary = self._is_second = self._is_inner_asked = False
         self.loaders: dict[str, StepLoader] = {}
         self._number = self._within = 0  # of loaders that were prepared outside of all iterations, and within one
         self._epochs = 0  # of all training loaders
@@ -98,6 +100,9 @@ class AccelerateCarrier:
             _hooks.pop().remove()
         _hooks.append(register_optimizer_step_pre_hook(lambda optimizer, *_: self._before_step(optimizer)))
         _hooks.append(register_optimizer_step_post_hook(lambda *_: self.after_step()))
+        self._own_state: str | None = None
+        """Name of the folder of the script's own that it has loaded before its first iteration (`Accelerator.load_state`)."""
+        accelerator.register_load_state_pre_hook(lambda _, folder: self._note_loaded(folder))
         session.at_end(self._check_begun)
         carrier.note_version(session, "accelerate")
 
@@ -162,14 +167,41 @@ class AccelerateCarrier:
             return items
         return tuple(self.add(item) if isinstance(item, DataLoader) else item for item in items)
 
+    def _note_loaded(self, folder: str) -> None:
+        """The script loads a state of its own."""
+        if not self.has_started:
+            self._own_state = Path(folder).resolve().name
+            self._check_own_state()
+
+    def _check_own_state(self) -> None:
+        """A script that begins at a state of its own leaves out the epochs before it: the same ones in each session.
+
+        Raises: CannotRestore.
+        """
+        resumed, own = self.session.resumed, self._own_state
+        first = resumed.get("own_state", own)  # earlier versions did not know it
+        if not resumed or own == first:
+            return
+        raise CannotRestore(
+            f"the script begins {_beginning(own)}, and this run has begun {_beginning(first)}",
+            f"kgorch resumes at step {resumed.step} by itself, and counts the epochs from where the run has begun",
+            next_step=f"have it begin {_beginning(first)}: "
+            + (
+                f"name {first!r} in its flag for that"
+                if first
+                else "leave out its flag for that (--resume_from_checkpoint)"
+            ),
+        )
+
     def begin(self) -> None:
         """Restore the state, before the first step of this session."""
+        self._check_own_state()
         self.is_begun, accelerator = True, self._accelerator
         if self.is_replaying:
             self._end_replay()
         project = accelerator.project_configuration
         project.iteration = self.session.resumed.get("saves", project.iteration)  # number of the next `save_state`
-        self.session.remember(saves=project.iteration)
+        self.session.remember(saves=project.iteration, own_state=self._own_state)
         session_end.empty_epoch = None
         for item in (*accelerator._models, *accelerator._optimizers, *accelerator._schedulers):
             if not self._is_known(item):
@@ -237,7 +269,7 @@ class AccelerateCarrier:
 
         "one": a batch to no effect; "nothing"; "all" without its place; "place": what is left by its place.
         """
-        resumed, was_begun = self.session.resumed, self.is_begun
+        resumed, was_begun, self.has_started = self.session.resumed, self.is_begun, True
         if self.is_replaying and not (number and self._begins(loader, number)):
             is_epoch = bool(number) and self.is_driver(loader)
             self._left -= is_epoch
@@ -422,6 +454,11 @@ class _Prepared:
 
 _hooks: list[Any] = []
 """Those of the newest carrier."""
+
+
+def _beginning(own_state: str | None) -> str:
+    """Where a script begins."""
+    return f"at its own state {own_state!r}" if own_state else "at its first epoch"
 
 
 def _whole(at: list[Any] | None) -> list[Any] | None:

@@ -30,6 +30,7 @@ def adapt(module: ModuleType) -> None:
     cls.save_state = _numbered(cls.save_state)
     for name in WRITES:
         setattr(cls, name, _silent(getattr(cls, name)))
+    cls.load_state = _silent(cls.load_state, where="has_started")  # before it, it tells where the script begins
 
 
 def _tracked(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,11 +48,12 @@ def _tracked(original: Callable[..., Any]) -> Callable[..., Any]:
     return prepare
 
 
-def _silent(original: Callable[..., Any]) -> Callable[..., Any]:
+def _silent(original: Callable[..., Any], where: str = "is_replaying") -> Callable[..., Any]:
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         carried: AccelerateCarrier | None = getattr(self, "_kgorch", None)
-        return None if carried is not None and carried.is_replaying else original(self, *args, **kwargs)
+        is_silent = carried is not None and carried.is_replaying and getattr(carried, where)
+        return None if is_silent else original(self, *args, **kwargs)
 
     return method
 

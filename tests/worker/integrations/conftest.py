@@ -72,13 +72,14 @@ def accelerated(monkeypatch):
     library = pytest.importorskip("accelerate.accelerator")
     from accelerate.state import GradientState
 
-    for name in ("prepare", *accelerate_loop.WRITES):
+    for name in ("prepare", "load_state", *accelerate_loop.WRITES):
         monkeypatch.setattr(library.Accelerator, name, getattr(library.Accelerator, name))
     accelerate_loop.adapt(library)
     monkeypatch.setattr(accelerate_loop, "worker", SimpleNamespace(launch=SimpleNamespace))
 
     def run(script, cut_at=None, saved=None, **options):
         made = []
+        session_end.end(SystemExit(1))  # of a script that has failed
         GradientState._reset_state()
         monkeypatch.setattr(
             accelerate_loop, "Session", lambda *_, **__: made.append(CutSession(cut_at, saved)) or made[-1]

@@ -12,6 +12,7 @@ from small_trainings import goes_on, numbers, train_batch, weights_of, whole_and
 from torch import nn
 from torch.utils.data import DataLoader
 
+from kgorch.errors import CannotRestore
 from kgorch.worker import entry, session_end
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -186,3 +187,68 @@ def test_states_that_are_numbered_go_on_with_their_number(accelerated, is_killed
             accelerated(script, 14, saved=cut.value.saved, **options())
     assert accelerated(script, saved=cut.value.saved, **options()) == (18, whole)
     assert Path(".kgorch-aside", "checkpoint_2").is_dir() == is_killed
+
+
+def goes_on_from(accelerator, folder: str, epochs: int = 4):
+    """As the examples of Diffusers with --resume_from_checkpoint=latest, or a folder's name."""
+    seen, steps = [], 0
+    model, optimizer, train = prepared(accelerator, shuffled())
+    if folder == "latest":
+        folder = max((path.name for path in Path().glob("state*")), default="")
+    if folder:
+        accelerator.load_state(folder)
+        steps = int(folder.removeprefix("state"))
+    for _ in range(steps // 6, epochs):
+        for batch in train:
+            seen.append(samples(batch))
+            train_batch(accelerator, model, optimizer, batch)
+            steps += 1
+            if steps % 6 == 0:
+                accelerator.save_state(f"state{steps:02}")
+    return seen, weights_of(model)
+
+
+def test_a_script_that_goes_on_from_its_newest_state_in_a_later_session_is_told_to_leave_that_to_kgorch(accelerated):
+    (steps, whole) = accelerated(lambda accelerator: goes_on_from(accelerator, ""))
+    for path in sorted(Path().glob("state*")):
+        path.rename(f"of the first one {path}")
+    with pytest.raises(Cut) as cut:
+        accelerated(lambda accelerator: goes_on_from(accelerator, "latest"), 8)
+    with pytest.raises(CannotRestore, match="leave out its flag"):
+        accelerated(lambda accelerator: goes_on_from(accelerator, "latest"), saved=cut.value.saved)
+    resumed = accelerated(lambda accelerator: goes_on_from(accelerator, ""), saved=cut.value.saved)
+    assert resumed[0] == steps == 24 and goes_on(resumed[1], whole, 8)
+
+
+@pytest.mark.parametrize("cut_at", [4, 6, 8, 12, 14])
+def test_a_run_that_begins_with_a_state_of_the_script_goes_on_with_it_in_each_session(accelerated, cut_at):
+    accelerated(lambda accelerator: goes_on_from(accelerator, "", 1))
+    for path in sorted(Path().glob("state1*")) + sorted(Path().glob("state2*")):
+        path.rename(f"of the first one {path}")
+
+    def script(accelerator):
+        return goes_on_from(accelerator, "state06")
+
+    (steps, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
+    assert steps == 18 and goes_on(resumed, whole, cut_at)
+    with pytest.raises(Cut) as cut:
+        accelerated(script, cut_at)
+    for other in ("latest", "") if cut_at > 6 else ("",):
+        with pytest.raises(CannotRestore, match="name 'state06' in its flag"):
+            accelerated(lambda accelerator, other=other: goes_on_from(accelerator, other), saved=cut.value.saved)
+
+
+def test_a_state_that_the_script_loads_after_an_epoch_is_no_other_beginning(accelerated):
+    def script(accelerator):
+        model, optimizer, train = prepared(accelerator, shuffled())
+        for epoch in range(3):
+            for batch in train:
+                train_batch(accelerator, model, optimizer, batch)
+            if epoch == 1:
+                accelerator.load_state("best")
+            elif epoch == 0:
+                accelerator.save_state("best")
+        return weights_of(model)
+
+    whole, resumed = whole_and_resumed(accelerated, script, 14)
+    assert resumed == whole
