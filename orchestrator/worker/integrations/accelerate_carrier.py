@@ -115,6 +115,11 @@ class AccelerateCarrier:
                 self._recall(followed)
                 self.session.add_followed(followed, name)
 
+    def add_prepared(self, items: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What a call of `prepare` has returned; loaders come back as ones that are followed."""
+        is_later = self.is_begun or self.outer is not None
+        return self._add_later(items) if is_later else tuple(self.add(item) for item in items)
+
     def add(self, item: Any) -> Any:
         """What `prepare` has returned; a loader comes back as one that is followed."""
         if isinstance(item, DataLoader):
@@ -157,7 +162,7 @@ class AccelerateCarrier:
         self.loaders[loader.name] = loader
         self.session.add_followed(loader, loader.name)
 
-    def add_later(self, items: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _add_later(self, items: tuple[Any, ...]) -> tuple[Any, ...]:
         """`add` for a call after the first step: only the loaders of the same training are followed."""
         trained = [item for item in items if isinstance(item, nn.Module | torch.optim.Optimizer)]
         if not all(self._is_known(item) for item in trained):

@@ -27,6 +27,7 @@ class StepLoader(FollowedLoader):
         first_epoch: number of its first epoch; that of the training for a loader that is prepared anew for each epoch.
 
     Attributes:
+        inner: Accelerate's own loader.
         name: in the checkpoint.
         number: of those that were prepared outside of all iterations; None for others.
         iterations: how often the script has iterated it, within no other iteration.
@@ -38,14 +39,15 @@ class StepLoader(FollowedLoader):
         self, loader: Iterable[Any], carried: AccelerateCarrier, name: str, number: int | None = None, first_epoch: int = 0
     ) -> None:  # fmt: skip
         super().__init__(loader, carried.session.world_size, carried.session.device)
-        self._carrier, self.name, self.number, self.first_epoch = carried, name, number, first_epoch
+        self.inner: Any = loader
+        self.carrier, self.name, self.number, self.first_epoch = carried, name, number, first_epoch
         self.iterations = self._active = 0
         self._first: list[Any] = []
         self.is_forgotten = self.is_kept = False
         self.start_at(first_epoch, 0)
 
     def before_batch(self) -> None:
-        self._carrier.before_batch(self)
+        self.carrier.before_batch(self)
 
     @property
     def is_over(self) -> bool:
@@ -55,11 +57,11 @@ class StepLoader(FollowedLoader):
     @property
     def is_at_end(self) -> bool:
         """The running epoch has given its last batch; false also where the loader does not tell."""
-        return bool(self.running and self.running.batches_used and getattr(self._loader, "end_of_dataloader", False))
+        return bool(self.running and self.running.batches_used and getattr(self.inner, "end_of_dataloader", False))
 
     def __iter__(self) -> Iterator[Any]:
         """What it gives is decided at the first batch: the script may have made the iterator long before."""
-        carried = self._carrier
+        carried = self.carrier
         number = carried.enter(self)
         self._active += 1
         try:
@@ -79,7 +81,7 @@ class StepLoader(FollowedLoader):
                 yield from self._followed(number)
             elif what == "all":
                 session_end.empty_epoch = None
-                yield from self._loader
+                yield from self.inner
         finally:
             self._active -= 1
             carried.leave(self, number)
@@ -90,13 +92,13 @@ class StepLoader(FollowedLoader):
         It is read once, since many epochs may be done, and reading starts the loading processes.
         """
         if not self._first:
-            batches = iter(self._loader)
+            batches = iter(self.inner)
             self._first = list(itertools.islice(batches, 1))
             del batches
             self._tell("end")
         if number:
             self._tell("begin")
-            vars(self._loader)["end_of_dataloader"] = True  # until it begins again
+            self.inner.end_of_dataloader = True  # until it begins again
         session_end.empty_epoch = None
         try:
             given = copy.deepcopy(self._first)  # the script may change it
@@ -110,7 +112,7 @@ class StepLoader(FollowedLoader):
 
     def _tell(self, what: str) -> None:
         """Have Accelerate's loader begin or end an epoch for `Accelerator.accumulate` and `gather_for_metrics`."""
-        if method := getattr(self._loader, what, None):
+        if method := getattr(self.inner, what, None):
             method()
 
     def forget_first(self) -> None:
@@ -119,7 +121,7 @@ class StepLoader(FollowedLoader):
 
     def _followed(self, number: int) -> Iterator[Any]:
         """The batches from its place on. The carrier knows where the script leaves them."""
-        running, is_whole, session = None, not self.next_batch, self._carrier.session
+        running, is_whole, session = None, not self.next_batch, self.carrier.session
         is_within, step = self.name.startswith("within"), session.step
         try:
             for batch in itertools.islice(super().__iter__(), self._rest()):
@@ -141,7 +143,7 @@ class StepLoader(FollowedLoader):
         """
         if self._saved is None or self._ranks_before != self._world:
             return None
-        left_at = self._carrier.left_at.get(self.name, 0)
+        left_at = self.carrier.left_at.get(self.name, 0)
         return left_at - self.next_batch if 0 < self.next_batch < left_at else None
 
     def _leave(self, running: LoaderFastForward | None, whole: int) -> None:
@@ -154,7 +156,7 @@ class StepLoader(FollowedLoader):
         if running is not None and running is self.running and not running.is_over:
             batch = running.batches_used + running.back
             self._end()
-        self._carrier.note_left(self, batch, whole)
+        self.carrier.note_left(self, batch, whole)
 
 
 def follow_in_place(loader: Any, carried: AccelerateCarrier, name: str) -> StepLoader:
@@ -164,5 +166,7 @@ def follow_in_place(loader: Any, carried: AccelerateCarrier, name: str) -> StepL
     original.__dict__ = loader.__dict__  # the same attributes: `set_epoch` of one is that of both
     followed = StepLoader(original, carried, name)
     # Accelerate's loaders have a property `__class__`, which cannot be assigned.
-    vars(object)["__class__"].__set__(loader, type(cls.__name__, (cls,), {"__iter__": lambda _: iter(followed)}))
+    vars(object)["__class__"].__set__(
+        loader, type(cls.__name__, (cls,), {"__iter__": lambda _: iter(followed), "followed": followed})
+    )
     return followed

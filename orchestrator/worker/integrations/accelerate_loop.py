@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -14,10 +15,14 @@ import torch
 from kgorch import worker
 from kgorch.worker import session_end
 from kgorch.worker.integrations.accelerate_carrier import AccelerateCarrier
+from kgorch.worker.integrations.accelerate_loader import StepLoader
 from kgorch.worker.session import Session
 
 WRITES = ("save", "save_state", "save_model", "log")
 """Methods of an Accelerator whose results stay: nothing is written again, with other weights, in epochs that are done."""
+
+SKIPPING = ("accelerate", "accelerate.accelerator", "accelerate.data_loader")
+"""Modules with a `skip_first_batches`."""
 
 ASIDE = ".kgorch-aside"
 """Folder beside `checkpoints` of a project, for what an attempt has written that was lost."""
@@ -31,6 +36,10 @@ def adapt(module: ModuleType) -> None:
     for name in WRITES:
         setattr(cls, name, _silent(getattr(cls, name)))
     cls.load_state = _silent(cls.load_state, where="has_started")  # before it, it tells where the script begins
+    skipping = _skipping(module.skip_first_batches)
+    for name in SKIPPING:  # each of them holds the function by itself
+        if hasattr(sys.modules.get(name), "skip_first_batches"):
+            vars(sys.modules[name])["skip_first_batches"] = skipping
 
 
 def _tracked(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,11 +50,24 @@ def _tracked(original: Callable[..., Any]) -> Callable[..., Any]:
         carried = _carrier_of(self, items)
         if carried is None:
             return prepared
-        is_later = carried.is_begun or carried.outer is not None
-        items = carried.add_later(items) if is_later else tuple(carried.add(item) for item in items)
+        items = carried.add_prepared(items)
         return items if isinstance(prepared, tuple) else items[0]
 
     return prepare
+
+
+def _skipping(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`skip_first_batches`, which knows Accelerate's own loaders alone: what it makes of one that is followed is followed, too."""
+
+    @functools.wraps(original)
+    def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
+        loader = getattr(type(dataloader), "followed", dataloader)
+        if not isinstance(loader, StepLoader):
+            return original(dataloader, num_batches)
+        skipped = original(loader.inner, num_batches)
+        return loader.carrier.add_prepared((skipped,))[0] if session_end.is_open() else skipped
+
+    return skip_first_batches
 
 
 def _silent(original: Callable[..., Any], where: str = "is_replaying") -> Callable[..., Any]:

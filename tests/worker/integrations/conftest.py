@@ -74,6 +74,8 @@ def accelerated(monkeypatch):
 
     for name in ("prepare", "load_state", *accelerate_loop.WRITES):
         monkeypatch.setattr(library.Accelerator, name, getattr(library.Accelerator, name))
+    for name in accelerate_loop.SKIPPING:
+        monkeypatch.setattr(f"{name}.skip_first_batches", library.skip_first_batches)
     accelerate_loop.adapt(library)
     monkeypatch.setattr(accelerate_loop, "worker", SimpleNamespace(launch=SimpleNamespace))
 

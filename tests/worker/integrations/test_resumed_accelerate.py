@@ -416,3 +416,30 @@ def test_a_held_iterator_in_which_a_training_runs_is_told(accelerated, is_before
     assert "saved together" in accelerated.session.exactness["held"]
     accelerated(lambda accelerator: script(accelerator, is_held=False))
     assert "held" not in accelerated.session.exactness
+
+
+@pytest.mark.parametrize("cut_at", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("by", ["the function", "the method", "of a loader prepared before the optimizer"])
+def test_a_loader_that_skips_its_first_batches_is_followed(accelerated, by, cut_at):
+    import accelerate
+
+    def script(accelerator):
+        model, train, seen = nn.Linear(1, 1), shuffled(20), []
+        if by == "of a loader prepared before the optimizer":
+            train = accelerator.prepare(train)
+            model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 0.1))
+        else:
+            model, optimizer, train = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 0.1), train)
+        skips = accelerate.skip_first_batches if by == "the function" else accelerator.skip_first_batches
+        for epoch in range(3):
+            for batch in train if epoch else skips(train, 4):
+                with accelerator.accumulate(model):
+                    train_batch(accelerator, model, optimizer, batch)
+                    seen.append((samples(batch), accelerator.sync_gradients))
+        return seen, weights_of(model)
+
+    options = {"gradient_accumulation_steps": 4}
+    (steps, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at, **options)
+    windows = [4, 2, 4, 4, 2, 4, 4, 2]  # 6 batches of the first epoch, then 10 of each
+    assert steps == len(windows) and [is_last for _, is_last in whole[0]].count(True) == steps
+    assert len(whole[0]) == 26 and goes_on(resumed, whole, sum(windows[:cut_at]))
