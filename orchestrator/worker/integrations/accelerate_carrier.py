@@ -38,7 +38,7 @@ from kgorch.worker.integrations.accelerate_loader import WITHIN, StepLoader, fol
 from kgorch.worker.session import Session
 from kgorch.worker.wrappers import unwrapped
 
-NOTE = "Accelerate: plain variables of the script begin anew in each session"
+NOTE = "Accelerate: plain variables of the script begin anew in each session, as a count of steps at which it would end"
 
 SECOND_TRAINING = (
     "what was prepared after the first step, with a model or optimizer, is a second training and not saved"
