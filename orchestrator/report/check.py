@@ -383,7 +383,7 @@ def _microbatch_lines(name: str, stage: View, planned: int | str | None) -> Iter
 def _port_lines(name: str, exactness: Mapping[str, str]) -> Iterator[CheckLine]:
     """What the script's use of the SDK gives up."""
     if untracked := exactness.get("untracked"):
-        yield CheckLine(name, WARN, untracked, "give it to session.track()")
+        yield CheckLine(name, WARN, untracked, "docs/your-training.md")
     if ladder := exactness.get("ladder"):
         yield CheckLine(name, PASS, f"memory ladder: {ladder}", "session.backward, where memory is short")
     if "; " in (data := exactness.get("data", "")):

@@ -326,6 +326,14 @@ class Session(StepComputation):
         """Call `check` where the script has ended without an error, before the last save: a KgorchError of it fails the session."""
         self._check_end = check
 
+    def name_untracked(self, tracks_by: str) -> None:
+        """Have `exactness` name state of the script that no checkpoint holds, also where the session is a guest.
+
+        Args:
+            tracks_by: what the script is to give it to.
+        """
+        self._loop.audit.name_untracked(tracks_by)
+
     def note_exactness(self, **facts: str) -> None:
         """Add to what `status` and `exactness` say of identical results, by topic."""
         self._state.exactness.update(**facts)

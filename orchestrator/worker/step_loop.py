@@ -37,6 +37,7 @@ class StepLoop:
         is_guest: see Session.
 
     Attributes:
+        audit: of what the script gives up.
         in_step: the script has the batch of a step whose boundary is still to come.
         counts_epochs: the script has called `session.epochs`.
     """
@@ -55,7 +56,7 @@ class StepLoop:
         self._loops_seen = self._epochs_wanted = self._refused = 0
         self._epoch_is_open = False
         self._optimizer_steps = OptimizerSteps()
-        self._audit = PortAudit(state, runner, self._optimizer_steps, is_guest=is_guest)
+        self.audit = PortAudit(state, runner, self._optimizer_steps, is_guest=is_guest)
         # more than one batch a step where the script accumulates gradients itself
         self._batches_per_step, self._batches_since = 1, 0
         self._batches_of_loop = 0  # from the running epoch to the loop's end; 0 where the loader has no length
@@ -266,7 +267,7 @@ class StepLoop:
             state.marker.enter("step")
             return
         at.step += 1
-        self._audit.after_step()
+        self.audit.after_step()
         if summing := self._optimizer_steps.summing:
             state.exactness.update(
                 gradients=f"{', '.join(sorted(summing))} sums gradients over steps of another optimizer: no checkpoint holds"

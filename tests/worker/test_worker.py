@@ -140,6 +140,20 @@ def _through_json(thing):
     return empty.value
 
 
+def test_what_an_object_keeps_of_its_state_is_on_the_device_of_what_it_had(monkeypatch):
+    """As an average of the weights on a GPU, whose load_state_dict takes the tensors as they are."""
+
+    class OnAnother(torch.Tensor):
+        device = torch.device("cuda:1")
+
+    there = torch.zeros(2).as_subclass(OnAnother)
+    moved = []
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, device: moved.append(str(device)) or tensor)
+    state = {"shadow": [torch.ones(2), torch.ones(2)], "step": 3, "more": (torch.ones(1),)}
+    assert state_codec._placed(state, {"shadow": [there, torch.zeros(2)], "step": 0}) == state
+    assert moved == ["cuda:1", "cpu"]
+
+
 @settings(deadline=None)
 @given(plain)
 def test_plain_values_of_any_shape_come_back_as_they_were(value):

@@ -73,7 +73,7 @@ class SessionMessages:
             case events.JournalNote(EventKind.NOT_ATTACHED | EventKind.NEVER_ATTACHED, {"what": what}):
                 self._warn(f"{what}; see docs/your-training.md")
             case events.JournalNote(EventKind.EXACTNESS, {"untracked": what}):
-                self._warn(f"{what}. Give it to session.track()")
+                self._warn(what)
             case events.Attached(state_bytes):
                 self._state_bytes = state_bytes or self._state_bytes
             case events.SaveFailed(why):

@@ -21,7 +21,7 @@ class PortAudit:
 
     Args:
         optimizers: observes those that step.
-        is_guest: another library owns the loop, and its integration decides what is tracked.
+        is_guest: another library owns the loop, and its integration decides what is tracked: it is not looked at.
     """
 
     def __init__(
@@ -29,8 +29,13 @@ class PortAudit:
     ) -> None:
         self._state, self._runner, self._optimizers = state, runner, optimizers
         self._untracked = None if is_guest else UntrackedState()
+        self._is_guest, self._tracks_by = is_guest, "session.track()"
         self._steps, self._next = 0, 1
         self._warned: set[str] = set()
+
+    def name_untracked(self, tracks_by: str) -> None:
+        """See Session.name_untracked."""
+        self._untracked, self._tracks_by = UntrackedState(), tracks_by
 
     def after_step(self) -> None:
         """A step of this session was counted."""
@@ -66,7 +71,8 @@ class PortAudit:
         running = [state.foreign_loader, *(loader.running for loader in state.followed.values())]
         loaders = [loader for loader in running if loader is not None]
         generators = [item for loader in loaders for item in loader.generators]
-        is_resumed = state.position.step > self._steps
+        # A script that does not know of sessions cannot set its schedule to the step of this one.
+        is_resumed = not self._is_guest and state.position.step > self._steps
         # On all ranks, which are at the same step: a `state_dict` may be collective. One of them tells.
         found = untracked.look(state.tracked.things, stepped, generators, is_resumed=is_resumed)
         if state.member.rank:
@@ -77,10 +83,9 @@ class PortAudit:
         if not found:
             return
         more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-        text = f"{', '.join(found[:MOST_NAMED])}{more}: changes from step to step and is not saved"
-        state.exactness.update(untracked=f"{text}; a resume begins it anew, unless the script restores it")
+        advice = f"give it to {self._tracks_by}, or a resume begins it anew, unless the script restores it"
+        text = f"{', '.join(found[:MOST_NAMED])}{more}: changes from step to step and is not saved; {advice}"
+        state.exactness.update(untracked=text)
         if new := [name for name in found if name not in self._warned]:
             self._warned.update(new)
-            print(
-                f"kgorch: session.track() was not given {', '.join(new)}, which changes from step to step", flush=True
-            )
+            print(f"kgorch: {', '.join(new)}: changes from step to step and is not saved; {advice}", flush=True)

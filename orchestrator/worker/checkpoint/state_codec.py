@@ -189,11 +189,22 @@ def restore(tracked: Mapping[str, Any], tree: Mapping[str, Any], fetch: Fetch) -
             elif isinstance(thing, torch.optim.Optimizer):
                 _load_optimizer(thing, state, cast)
             else:
-                thing.load_state_dict(state)
+                thing.load_state_dict(_placed(state, thing.state_dict()))
         except tagged_json.MISFITS as error:
             raise CannotRestore(
                 f"{name} does not take what the checkpoint holds", f"{type(error).__name__}: {error}"[:300]
             ) from error
+
+
+def _placed(state: Any, now: Any) -> Any:
+    """The state with its tensors on the devices of those that are there now: an average of weights may keep what it is given."""
+    if isinstance(state, torch.Tensor):
+        return state.to(now.device) if isinstance(now, torch.Tensor) and not now.is_meta else state
+    if type(state) is dict and isinstance(now, dict):
+        return {key: _placed(value, now.get(key)) for key, value in state.items()}
+    if type(state) in (list, tuple) and isinstance(now, list | tuple) and len(state) == len(now):
+        return type(state)(_placed(value, there) for value, there in zip(state, now, strict=True))
+    return state
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, state: Any, cast: Set[tuple[Any, ...]]) -> None:

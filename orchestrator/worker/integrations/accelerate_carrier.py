@@ -96,6 +96,7 @@ class AccelerateCarrier:
         self._epochs = 0  # of all training loaders
         self.outer: StepLoader | None = None
         session.note_exactness(loop=NOTE, memory=NO_LADDER)
+        session.name_untracked("accelerator.prepare() or accelerator.register_for_checkpointing()")
         while _hooks:
             _hooks.pop().remove()
         _hooks.append(register_optimizer_step_pre_hook(lambda optimizer, *_: self._before_step(optimizer)))

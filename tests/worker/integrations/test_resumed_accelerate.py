@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -443,3 +444,46 @@ def test_a_loader_that_skips_its_first_batches_is_followed(accelerated, by, cut_
     windows = [4, 2, 4, 4, 2, 4, 4, 2]  # 6 batches of the first epoch, then 10 of each
     assert steps == len(windows) and [is_last for _, is_last in whole[0]].count(True) == steps
     assert len(whole[0]) == 26 and goes_on(resumed, whole, sum(windows[:cut_at]))
+
+
+class Average:
+    """As EMAModel of Diffusers: no module, and what it is given at a restore is what it keeps."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.shadow_params = [weight.detach().clone() for weight in model.parameters()]
+
+    def step(self, model: nn.Module) -> None:
+        for mean, weight in zip(self.shadow_params, model.parameters(), strict=True):
+            mean.mul_(0.9).add_(weight.detach(), alpha=0.1)
+
+    def state_dict(self):
+        return {"shadow_params": self.shadow_params}
+
+    def load_state_dict(self, state) -> None:
+        self.shadow_params = state["shadow_params"]
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_an_average_and_a_schedule_that_accelerate_was_not_given_are_named(accelerated, capsys, is_given):
+    def script(accelerator):
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+        model, optimizer, train = accelerator.prepare(model, optimizer, shuffled())
+        ema, schedule = Average(model), torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        if is_given:
+            schedule = accelerator.prepare(schedule)
+            accelerator.register_for_checkpointing(ema)
+        accelerator._kgorch.session._state.launch = SimpleNamespace()  # the audit is for a supervised training
+        for _ in range(3):
+            for batch in train:
+                train_batch(accelerator, model, optimizer, batch)
+                schedule.step()
+                ema.step(model)
+        return [value.item() for mean in ema.shadow_params for value in mean.flatten()], schedule.get_last_lr()
+
+    whole, resumed = whole_and_resumed(accelerated, script, 8)
+    assert (resumed == whole) == is_given
+    named, said = accelerated.session.exactness.get("untracked", ""), capsys.readouterr().out
+    assert ("`ema.shadow_params` (2 tensors)" in named and "`schedule`" in named) == (not is_given) == bool(named)
+    advice = "give it to accelerator.prepare() or accelerator.register_for_checkpointing()"
+    assert (advice in named and advice in said) == (not is_given)
