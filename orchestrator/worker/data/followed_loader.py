@@ -57,6 +57,11 @@ class FollowedLoader:
         return self._epoch_of_loader
 
     @property
+    def order(self) -> int | None:
+        """The epoch that the samplers are given; None for that of the loader. A library that counts epochs itself overrides it."""
+        return None
+
+    @property
     def next_batch(self) -> int:
         """Number, in its epoch, of the batch that comes next: 0, but for the rest of an epoch that a resume continues.
 
@@ -99,7 +104,7 @@ class FollowedLoader:
         self._epoch_of_loader, self._given = begun, 0
         self._is_read = False
         begun.give_back(self.open_batches or 0)
-        begun.seek(self.epoch, int(saved.get("batches", 0)) if saved else self._skipped)
+        begun.seek(self.epoch, int(saved.get("batches", 0)) if saved else self._skipped, self.order)
         self._skipped = 0
         batches = iter(begun)  # what the epoch had used is read again here
         while True:

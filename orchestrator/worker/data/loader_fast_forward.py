@@ -106,10 +106,14 @@ class LoaderFastForward:
     def share_of_rank(self, batch: int, rank: int) -> int:
         return self._share
 
-    def seek(self, epoch: int, batch: int) -> None:
-        """Start the next iteration there, and set the epoch of the samplers."""
+    def seek(self, epoch: int, batch: int, order: int | None = None) -> None:
+        """Start the next iteration there, and set the epoch of the samplers.
+
+        Args:
+            order: their epoch, where it is another one.
+        """
         self._epoch, self.batch = epoch, batch
-        set_epoch(list(self._parts.with_epochs.values()), epoch)
+        set_epoch(list(self._parts.with_epochs.values()), epoch if order is None else order)
 
     def parts(self) -> Iterator[list[Any]]:
         """The batches as a Loader gives them: one rank's batch per step."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kgorch.worker import session_end
 from kgorch.worker.data.followed_loader import FollowedLoader
-from kgorch.worker.data.loader_fast_forward import LoaderFastForward
+from kgorch.worker.data.loader_fast_forward import LoaderFastForward, LoaderState
 
 if TYPE_CHECKING:
     from kgorch.worker.integrations.accelerate_carrier import AccelerateCarrier
@@ -45,6 +45,22 @@ class StepLoader(FollowedLoader):
         self._first: list[Any] = []
         self.is_forgotten = self.is_kept = False
         self.start_at(first_epoch, 0)
+
+    @property
+    def order(self) -> int | None:
+        """Accelerate's count of the epochs that were read to their end, unless the script has set another number."""
+        return getattr(self.inner, "iteration", None)
+
+    def resume(self, saved: LoaderState, ranks_before: int) -> None:
+        super().resume(saved, ranks_before)
+        order = saved.get("order_epoch")
+        if self.order is not None:
+            self.inner.iteration = order if type(order) is int else self.epoch
+
+    @property
+    def place(self) -> dict[str, Any] | None:
+        place = super().place
+        return place and {**place, "order_epoch": self.order}
 
     def before_batch(self) -> None:
         self.carrier.before_batch(self)

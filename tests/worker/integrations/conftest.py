@@ -88,8 +88,8 @@ def accelerated(monkeypatch):
         )
         torch.manual_seed(3)
         returned = script(library.Accelerator(cpu=True, **options))
-        run.session = made[0]
+        run.session = made[0] if made else None
         session_end.end(None)
-        return made[0].step, returned
+        return made[0].step if made else 0, returned
 
     return run

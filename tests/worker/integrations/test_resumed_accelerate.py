@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from kgorch.errors import CannotRestore
 from kgorch.worker import entry, session_end
 from kgorch.worker.checkpoint.resumed_state import RememberedValues
-from kgorch.worker.integrations import accelerate_carrier
+from kgorch.worker.integrations import accelerate_carrier, accelerate_loop
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -487,3 +487,33 @@ def test_an_average_and_a_schedule_that_accelerate_was_not_given_are_named(accel
     assert ("`ema.shadow_params` (2 tensors)" in named and "`schedule`" in named) == (not is_given) == bool(named)
     advice = "give it to accelerator.prepare() or accelerator.register_for_checkpointing()"
     assert (advice in named and advice in said) == (not is_given)
+
+
+@pytest.mark.parametrize("cut_at", [3, 4, 5, 8])
+@pytest.mark.parametrize("kind", ["whole epochs", "a look", "left early", "a number of the script's", "prepared anew"])
+def test_a_seedable_sampler_has_the_order_that_accelerate_gives_it(accelerated, monkeypatch, kind, cut_at):
+    from accelerate.utils import DataLoaderConfiguration
+
+    def script(accelerator):
+        model, seen = nn.Linear(1, 1), []
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+        model, optimizer, train = accelerator.prepare(model, optimizer, shuffled(8))
+        for epoch in range(3):
+            if kind == "a look" and epoch != 1:
+                next(iter(train))
+            elif kind == "a number of the script's":
+                train.set_epoch(epoch + 5)
+            elif kind == "prepared anew":
+                train = accelerator.prepare(shuffled(8))
+            for number, batch in enumerate(train):
+                seen.append(samples(batch))
+                train_batch(accelerator, model, optimizer, batch)
+                if kind == "left early" and number == 2:
+                    break
+        return seen, weights_of(model)
+
+    options = {"dataloader_config": DataLoaderConfiguration(use_seedable_sampler=True)}
+    (steps, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at, **options)
+    assert steps == (9 if kind == "left early" else 12) and goes_on(resumed, whole, cut_at)
+    monkeypatch.setattr(accelerate_loop, "worker", SimpleNamespace(launch=lambda: None))
+    assert accelerated(script, **options) == (0, whole)
