@@ -53,6 +53,8 @@ HELD = (
     " and where it was kept over epochs the batches after a resume may be others"
 )
 
+WINDOWS = "where a loader is kept over epochs, windows of accumulation end after a resume as they did if it is asked in each step"
+
 NO_LADDER = "no memory ladder: the script does forward and backward itself"
 
 
@@ -80,6 +82,8 @@ class AccelerateCarrier:
         self._saved_number: float = resumed.get("number", math.inf)  # of loaders that were prepared
         self._at = self._saved_at
         self._prepared = _Prepared(**resumed.get("prepared", {}))
+        self._saved_active: list[str] = resumed.get("active", [])
+        self._former_active = self._saved_active
         self.left_at: dict[str, int] = resumed.get("left_at", {})
         """Batch at which the script has left each epoch of a loader; 0 where it was not the same one."""
         self._former: list[str] | None = None
@@ -407,10 +411,38 @@ class AccelerateCarrier:
         if asked is not self.outer or (self._has_boundary and not self.session.is_step_done):
             return  # within a step of the training loader: a resume goes on with its next batch
         self._has_boundary = True
+        self._note_active()
         self._remember_at([asked.name, asked.iterations, False, asked.is_at_end])
         # Of a loader for each epoch, the first one that is followed is in its only epoch for good.
         epochs = [loader.epoch for loader in self.loaders.values() if self.is_driver(loader)]
         self.session.boundary(open_batches=0, epoch=max(epochs) if len(epochs) > 1 else None)
+
+    def _active(self) -> list[StepLoader]:
+        """The followed loaders in whose epochs the script is, in the order in which they have begun."""
+        found = self._accelerator.gradient_state.dataloader_references
+        return [loader for item in found for loader in self.loaders.values() if loader.inner is item]
+
+    def _note_active(self) -> None:
+        """Remember that order where there are several: in an accumulation the last one ends the windows."""
+        active = [loader.name for loader in self._active()]
+        if (active := active if len(active) > 1 else []) != self._saved_active:
+            self._saved_active = active
+            self.session.remember(active=active)
+            if active and self._accelerator.gradient_accumulation_steps > 1:
+                self.session.note_exactness(windows=WINDOWS)
+
+    def sort_active(self) -> None:
+        """An epoch of an earlier session goes on. It began before those of this one, in the order of then."""
+        state, rank = (
+            self._accelerator.gradient_state,
+            {name: number for number, name in enumerate(self._former_active)},
+        )
+        before = sorted(
+            (loader for loader in self._active() if loader.is_continued), key=lambda loader: rank.get(loader.name, 0)
+        )
+        begun = [loader.inner for loader in before]
+        others = [item for item in state.dataloader_references if not any(item is one for one in begun)]
+        state.dataloader_references = [None, *begun, *(item for item in others if item is not None)]
 
     def _check_begun(self) -> None:
         resumed = self.session.resumed

@@ -32,6 +32,7 @@ class StepLoader(FollowedLoader):
         number: of those that were prepared outside of all iterations; None for others.
         iterations: how often the script has iterated it, within no other iteration.
         is_forgotten: it was over, and checkpoints do not hold it any more.
+        is_continued: its running epoch began in an earlier session.
         is_kept: it was iterated again after that, so it is not forgotten twice.
     """
 
@@ -43,7 +44,7 @@ class StepLoader(FollowedLoader):
         self.carrier, self.name, self.number, self.first_epoch = carried, name, number, first_epoch
         self.iterations = self._active = 0
         self._first: list[Any] = []
-        self.is_forgotten = self.is_kept = False
+        self.is_continued = self.is_forgotten = self.is_kept = False
         self.start_at(first_epoch, 0)
 
     @property
@@ -138,6 +139,7 @@ class StepLoader(FollowedLoader):
     def _followed(self, number: int) -> Iterator[Any]:
         """The batches from its place on. The carrier knows where the script leaves them."""
         running, is_whole, session = None, not self.next_batch, self.carrier.session
+        self.is_continued = self._saved is not None and not is_whole
         is_within, step = self.name.startswith("within"), session.step
         try:
             for batch in itertools.islice(super().__iter__(), self._rest()):
@@ -145,6 +147,8 @@ class StepLoader(FollowedLoader):
                     session.note_exactness(twice=TWICE)
                 if is_within and session.step != step:
                     session.note_exactness(within=WITHIN)
+                if running is None and self.is_continued:
+                    self.carrier.sort_active()
                 running, session_end.empty_epoch = self.running, None
                 yield batch
         except GeneratorExit:

@@ -517,3 +517,30 @@ def test_a_seedable_sampler_has_the_order_that_accelerate_gives_it(accelerated, 
     assert steps == (9 if kind == "left early" else 12) and goes_on(resumed, whole, cut_at)
     monkeypatch.setattr(accelerate_loop, "worker", SimpleNamespace(launch=lambda: None))
     assert accelerated(script, **options) == (0, whole)
+
+
+@pytest.mark.parametrize("cut_at", range(1, 8))
+@pytest.mark.parametrize("count", [10, 16, 28])
+def test_a_loader_that_is_kept_over_epochs_ends_windows_of_accumulation_as_it_did(accelerated, count, cut_at):
+    def script(accelerator):
+        model, seen = nn.Linear(1, 1), []
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+        model, optimizer, train, more = accelerator.prepare(model, optimizer, shuffled(), shuffled(count))
+        further = iter(more)
+        for _ in range(4):
+            for batch in train:
+                try:
+                    other = next(further)
+                except StopIteration:
+                    further = iter(more)
+                    other = next(further)
+                with accelerator.accumulate(model):
+                    train_batch(accelerator, model, optimizer, [torch.cat([batch[0], other[0]])])
+                    seen.append((samples(batch), samples(other), accelerator.sync_gradients))
+        return seen, weights_of(model)
+
+    options = {"gradient_accumulation_steps": 3}
+    (steps, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at, **options)
+    ends = [number for number, step in enumerate(whole[0], 1) if step[-1]]
+    assert steps == len(ends) >= 8 and goes_on(resumed, whole, ends[cut_at - 1])
+    assert "asked in each step" in accelerated.session.exactness["windows"]
