@@ -14,11 +14,11 @@ from typing import Any
 from sqlalchemy import Engine
 
 from kgorch.checkpoint import store
-from kgorch.core.codes import OVER, EventKind, Phase, Reason, RunState
+from kgorch.core.codes import OVER, Phase, Reason, RunState
 from kgorch.core.slurm.job_state import JobState
 from kgorch.db import checkpoints, fleet, queue, rungs, runs, samples, sessions
 from kgorch.db.rows import AttemptInfo, CheckpointInfo, ResumeInfo, RungInfo, RunInfo, SessionInfo
-from kgorch.report import forecast, quota_view, remote_view, run_notices, slurm_view
+from kgorch.report import exactness, forecast, quota_view, remote_view, run_notices, slurm_view
 from kgorch.report.json_fields import View, finite_metrics, stamp
 from kgorch.slurm import jobs
 from kgorch.snapshots import keeper_client
@@ -75,7 +75,7 @@ def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View
         "snapshot": _snapshot(run, now) if is_alive or is_training else None,
         "metrics": finite_metrics(row.metrics) if row else {},
         "telemetry": _telemetry(engine, row) if row else None,
-        "exactness": _exactness(engine, row) if row else {},
+        "exactness": exactness.of_run(engine, run, row) if row else {},
         "memory": _memory(engine, run, row) if row else None,
         "forecast": forecast.of_run(engine, run, row, now, is_live=is_alive or is_training) if row else None,
         "failure": _failure(engine, run),
@@ -252,12 +252,6 @@ def _snapshot(run: RunInfo, now: datetime) -> View | None:
 def _telemetry(engine: Engine, row: SessionInfo) -> View | None:
     sample = samples.newest(engine, row.id)
     return {"at": stamp(sample.at), "span_s": sample.span_s, "values": dict(sample.values)} if sample else None
-
-
-def _exactness(engine: Engine, row: SessionInfo) -> View:
-    """What the ranks of this session last reported about reproducibility."""
-    event = sessions.newest_event(engine, row.run_id, (EventKind.EXACTNESS,), session_id=row.id)
-    return dict(event.facts) if event else {}
 
 
 def _memory(engine: Engine, run: RunInfo, row: SessionInfo) -> View | None:
