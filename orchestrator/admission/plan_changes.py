@@ -5,7 +5,8 @@ The rules are in core/plan_compatibility.py.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ from sqlalchemy import Engine
 
 from kgorch.admission.source_run import SourceRun
 from kgorch.checkpoint.folder import readable_checkpoints
+from kgorch.checkpoint.foreign_contents import read_contents
 from kgorch.core import plan_compatibility
+from kgorch.core.checkpoint.foreign_checkpoint import matches
 from kgorch.core.plan_compatibility import PlanCompatibility
 from kgorch.db import runs, sessions
 from kgorch.db.rows import RunInfo
-from kgorch.errors import PlanError
+from kgorch.errors import CheckpointBroken, CheckpointUnreadable, PlanError
 from kgorch.plan import Plan, parse
 
 
@@ -31,16 +34,36 @@ def compare_with_run(
         reopened: stages that are finished and are to be trained longer.
     """
     steps, root = sessions.max_steps(engine, run.id), Path(run.checkpoints)
+    saved = {stage.name: next(readable_checkpoints(root / stage.name), None) for stage in old.stage}
     # A run that was imported without its database has checkpoints and no attempts.
-    begun = {
-        stage.name
-        for stage in old.stage
-        if steps.get(stage.name) or next(readable_checkpoints(root / stage.name), None)
-    }
+    begun = {name for name in saved if steps.get(name) or saved[name]}
     finished = {stage.name for stage in runs.stages(engine, run.id) if stage.finished_at} - set(reopened)
-    return plan_compatibility.compare_plans(
+    compatibility = plan_compatibility.compare_plans(
         old.model_dump(mode="json"), new.model_dump(mode="json"), started=begun, finished=finished
     )
+    folders = {name: newest[0] for name, newest in saved.items() if newest and name not in finished}
+    misplaced = tuple(_misplaced_checkpoints(new, folders))
+    return replace(compatibility, permanent_refusals=(*compatibility.permanent_refusals, *misplaced))
+
+
+def _misplaced_checkpoints(new: Plan, folders: Mapping[str, Path]) -> Iterator[str]:
+    """Why newest checkpoints of foreign programs cannot be handed back.
+
+    Not every change of the pattern is one: a wider one names the checkpoint's place, and where none was ever found it was wrong.
+
+    Args:
+        folders: of the newest checkpoint, by stage.
+    """
+    for stage in new.stage:
+        pattern = stage.foreign and stage.foreign.checkpoint
+        if pattern and stage.name in folders:
+            with contextlib.suppress(
+                CheckpointBroken, CheckpointUnreadable
+            ):  # the launch tells it, or takes an older one
+                place = read_contents(folders[stage.name], None)[1].path
+                if not matches(place, pattern):
+                    what = f"stage.{stage.name}.foreign.checkpoint"
+                    yield f"{what}: its newest checkpoint is to lie at {place}, which {pattern!r} does not name"
 
 
 def compare_with_source(source: SourceRun, new: Plan) -> PlanCompatibility | None:

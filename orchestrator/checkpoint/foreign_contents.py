@@ -64,7 +64,7 @@ def read_contents(folder: Path, pattern: str | None) -> tuple[Manifest, Contents
     try:
         return manifest, _parsed(document, manifest, pattern)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointBroken(f"{folder / CONTENTS_NAME} cannot be used", str(error)[:300]) from None
+        raise CheckpointBroken(f"{folder / CONTENTS_NAME} cannot be used: {str(error)[:300]}") from None
 
 
 def unpack(folder: Path, contents: Contents, target: Path) -> None:

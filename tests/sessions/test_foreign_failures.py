@@ -9,6 +9,9 @@ import pytest
 from foreign import contents_of, counts, newest, saved_steps, shell_plan, wait_for_checkpoint
 from harness import processes_of, wait_until
 
+from kgorch.checkpoint.foreign_contents import read_contents
+from kgorch.errors import CheckpointBroken
+
 
 def last_cause(kgorch) -> str:
     return kgorch.history()[-1]["why"]
@@ -133,6 +136,24 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew_by_itself(kgorch):
         folder.rename(kgorch.folder / folder.name)
     done = kgorch("start", str(plan), code=None)
     assert done.returncode in (2, 20) and "no checkpoint of stage 'train' can be used" in done.stdout + done.stderr
+
+
+def test_a_place_at_which_the_checkpoint_does_not_belong_is_refused_at_the_start(kgorch):
+    plan = counts(4000).write(kgorch)
+    supervisor = kgorch.background("start", str(plan))
+    saved = wait_for_checkpoint(kgorch)
+    kgorch("stop")
+    assert supervisor.wait(timeout=60) == 10
+    counts(4000, checkpoint="state/*.pt").write(kgorch)
+    for consent in ([], ["--accept-changes"]):
+        done = kgorch("start", str(plan), *consent, code=2)
+        assert "stage.train.foreign.checkpoint of 'test' has changed" in done.stderr
+        assert "its newest checkpoint is to lie at state/state.json, which 'state/*.pt' does not name" in done.stderr
+    with pytest.raises(CheckpointBroken, match=r"cannot be used: path: expected a place like 'state/\*.pt', found"):
+        read_contents(newest(kgorch), "state/*.pt")  # the first line alone is shown of a failed launch
+    counts(4000, checkpoint="state/*.json").write(kgorch)
+    kgorch.background("start", str(plan))
+    wait_for_checkpoint(kgorch, saved)
 
 
 def test_two_runs_in_one_place_are_told_apart(kgorch):
