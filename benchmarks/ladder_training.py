@@ -150,7 +150,7 @@ def _in_a_row_s(session: Session, page: Path, times: int = 5000) -> tuple[float,
 
     def bookkeeping() -> None:
         health.skips(0)
-        retry.run(0, nothing, health=health, scaled=False)
+        retry.run(0, nothing, health=health, scaled=False, can_divide=lambda: True)
 
     for ddp in session._runner.ddps:
         ddp.require_forward_param_sync = False  # the other rank is not there to share in a broadcast
