@@ -96,6 +96,7 @@ class AccelerateCarrier:
         self.is_replaying = bool(self._left if resumed.is_finished else self._saved_at)
         self.has_started = self.is_begun = self._has_boundary = self._is_second = self._is_inner_asked = False
         self.loaders: dict[str, StepLoader] = {}
+        self._earlier: list[StepLoader] = []  # prepared before the first optimizer
         self._number = self._within = 0  # of loaders that were prepared outside of all iterations, and within one
         self._epochs = 0  # of all training loaders
         self.outer: StepLoader | None = None
@@ -118,6 +119,7 @@ class AccelerateCarrier:
                 name = f"earlier{number}"
                 followed = follow_in_place(loader, self, name)
                 self._recall(followed)
+                self._earlier.append(followed)
                 self.session.add_followed(followed, name)
 
     def add_prepared(self, items: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -229,7 +231,7 @@ class AccelerateCarrier:
         groups = (group["params"] for item in accelerator._optimizers for group in item.param_groups)
         for weight in itertools.chain(*groups, *(model.parameters() for model in accelerator._models)):
             weight.grad = None
-        for loader in self.loaders.values():
+        for loader in (*self.loaders.values(), *self._earlier):
             loader.forget_first()
         accelerator.step = 0  # batches of a window of accumulation: none is open where a step begins
 
@@ -419,8 +421,8 @@ class AccelerateCarrier:
 
     def _active(self) -> list[StepLoader]:
         """The followed loaders in whose epochs the script is, in the order in which they have begun."""
-        found = self._accelerator.gradient_state.dataloader_references
-        return [loader for item in found for loader in self.loaders.values() if loader.inner is item]
+        found, known = self._accelerator.gradient_state.dataloader_references, [*self.loaders.values(), *self._earlier]
+        return [loader for item in found for loader in known if loader.inner is item]
 
     def _note_active(self) -> None:
         """Remember that order where there are several: in an accumulation the last one ends the windows."""

@@ -520,12 +520,15 @@ def test_a_seedable_sampler_has_the_order_that_accelerate_gives_it(accelerated, 
 
 
 @pytest.mark.parametrize("cut_at", range(1, 8))
-@pytest.mark.parametrize("count", [10, 16, 28])
-def test_a_loader_that_is_kept_over_epochs_ends_windows_of_accumulation_as_it_did(accelerated, count, cut_at):
+@pytest.mark.parametrize(("count", "is_first"), [(10, False), (16, False), (28, False), (10, True)])
+def test_a_loader_that_is_kept_over_epochs_ends_windows_of_accumulation_as_it_did(accelerated, count, is_first, cut_at):
+    """is_first: it was prepared before the optimizer."""
+
     def script(accelerator):
-        model, seen = nn.Linear(1, 1), []
-        optimizer = torch.optim.AdamW(model.parameters(), 0.1)
-        model, optimizer, train, more = accelerator.prepare(model, optimizer, shuffled(), shuffled(count))
+        model, more, seen = nn.Linear(1, 1), shuffled(count), []
+        more = accelerator.prepare(more) if is_first else more
+        model, optimizer, train = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 0.1), shuffled())
+        more = more if is_first else accelerator.prepare(more)
         further = iter(more)
         for _ in range(4):
             for batch in train:
