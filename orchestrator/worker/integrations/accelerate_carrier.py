@@ -40,6 +40,11 @@ from kgorch.worker.wrappers import unwrapped
 
 NOTE = "Accelerate: plain variables of the script begin anew in each session, as a count of steps at which it would end"
 
+REPLAY = (
+    "the script runs through the epochs that are done with one batch each; what it writes there by itself (torch.save,"
+    " save_pretrained) holds weights that are not trained: use accelerator.save (docs/your-training.md)"
+)
+
 SECOND_TRAINING = (
     "what was prepared after the first step, with a model or optimizer, is a second training and not saved"
 )
@@ -95,6 +100,7 @@ class AccelerateCarrier:
         self._left = sum(self._counts.values()) + single if resumed.is_finished else 0
         self.is_replaying = bool(self._left if resumed.is_finished else self._saved_at)
         self.has_started = self.is_begun = self._has_boundary = self._is_second = self._is_inner_asked = False
+        self._is_replay_told = False
         self.loaders: dict[str, StepLoader] = {}
         self._earlier: list[StepLoader] = []  # prepared before the first optimizer
         self._number = self._within = 0  # of loaders that were prepared outside of all iterations, and within one
@@ -284,6 +290,9 @@ class AccelerateCarrier:
         resumed, was_begun, self.has_started = self.session.resumed, self.is_begun, True
         if self.is_replaying and not (number and self._begins(loader, number)):
             is_epoch = bool(number) and self.is_driver(loader)
+            if is_epoch and not self._is_replay_told and self.session.rank == 0:
+                self._is_replay_told = True
+                print(f"kgorch: {REPLAY}", file=sys.stderr, flush=True)
             self._left -= is_epoch
             # An epoch that an `except StopIteration` begins is one of a loop that counts steps: it would count too many.
             return "nothing" if is_epoch and isinstance(sys.exception(), StopIteration) else "one"

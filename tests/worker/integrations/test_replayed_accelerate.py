@@ -252,3 +252,14 @@ def test_a_state_that_the_script_loads_after_an_epoch_is_no_other_beginning(acce
 
     whole, resumed = whole_and_resumed(accelerated, script, 14)
     assert resumed == whole
+
+
+def test_that_files_of_the_script_are_written_again_is_told_once_where_epochs_are_done(accelerated, capfd):
+    def script(accelerator):
+        model, optimizer, train = prepared(accelerator, shuffled())
+        for _ in range(4):
+            for batch in train:
+                train_batch(accelerator, model, optimizer, batch)
+
+    whole_and_resumed(accelerated, script, 15)
+    assert capfd.readouterr().err.count("weights that are not trained: use accelerator.save") == 1
