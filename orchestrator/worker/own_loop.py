@@ -87,6 +87,10 @@ class OwnLoop:
         self._state.division.refuse("session.boundary() gives no batches, so they cannot be divided")
         self._state.report_loader()
 
+    def undo_begin(self) -> None:
+        """The first step was not taken: the next boundary is the first one."""
+        self._is_begun = self._loop.in_step = False
+
     @property
     def _share(self) -> int:
         """Samples of this rank's share of a step; 0 where it is not known."""

@@ -139,6 +139,15 @@ class Session(StepComputation):
             _ = self.resumed  # read now: what it is read from does not last
             self._loop.resume(restore.begin(state, self._supervision, sizes))
 
+    def untrack(self) -> None:
+        """Undo `track`, before a step was taken: the script builds its objects anew, and tracks those."""
+        state = self._state
+        state.tracked.clear()
+        self._runner.set_modules([])
+        if self._supervision:
+            self._supervision.ladder.set_modules({})
+        self._own_loop.undo_begin()
+
     @functools.cached_property
     def resumed(self) -> ResumedState:
         """What this session continues from, readable before `track()`: false where the stage begins.

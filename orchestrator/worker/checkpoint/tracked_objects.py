@@ -46,6 +46,11 @@ class TrackedObjects:
         self.things = things
         self._built = {path: weight.requires_grad for path, weight in self._weights()}
 
+    def clear(self) -> None:
+        """Track nothing again. Other parts may hold the same dict: it is emptied, so that the objects are freed."""
+        self.things.clear()
+        self.is_ready = False
+
     def modules(self) -> Iterator[nn.Module]:
         """The tracked modules."""
         return (thing for thing in self.things.values() if isinstance(thing, nn.Module))

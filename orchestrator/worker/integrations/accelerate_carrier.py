@@ -60,6 +60,9 @@ HELD = (
 
 WINDOWS = "where a loader is kept over epochs, windows of accumulation end after a resume as they did if it is asked in each step"
 
+RAN_OUT = "CUDA out of memory. So it was in the first session of this run, and kgorch does not try it again"
+"""Accelerate's `find_executable_batch_size` tells an out-of-memory by the text."""
+
 NO_LADDER = "no memory ladder: the script does forward and backward itself"
 
 
@@ -69,6 +72,7 @@ class AccelerateCarrier:
     Attributes:
         has_started: the script has iterated a loader.
         is_begun: the state is restored, or the training began with this session.
+        is_freed: the script has called `Accelerator.free_memory`.
         is_replaying: the script is at epochs that earlier sessions have done.
         outer: the loader of the iteration that runs within no other one.
         trained: numbers of the iterations in which an optimizer has stepped, from 1, as bits, by the loader's name.
@@ -99,7 +103,8 @@ class AccelerateCarrier:
         single = sum(f"loader{number}" not in self._counts for number in self._prepared.numbers)
         self._left = sum(self._counts.values()) + single if resumed.is_finished else 0
         self.is_replaying = bool(self._left if resumed.is_finished else self._saved_at)
-        self.has_started = self.is_begun = self._has_boundary = self._is_second = self._is_inner_asked = False
+        self.has_started = self.is_begun = self.is_freed = False
+        self._has_stepped = self._has_boundary = self._is_second = self._is_inner_asked = False
         self._is_replay_told = False
         self.loaders: dict[str, StepLoader] = {}
         self._earlier: list[StepLoader] = []  # prepared before the first optimizer
@@ -127,6 +132,22 @@ class AccelerateCarrier:
                 self._recall(followed)
                 self._earlier.append(followed)
                 self.session.add_followed(followed, name)
+
+    def start_over(self) -> None:
+        """The script prepares a model again that it has freed, as `find_executable_batch_size` does after an out-of-memory.
+
+        Where no step was taken, the training begins with this one. A run that continues can do so until its state is restored.
+        """
+        self.is_freed = False
+        if self._is_second or self._has_stepped or (self.is_begun and self.session.resumed):
+            return
+        if self.is_begun:
+            self.session.untrack()
+            self.session.remember(freed=self._number)
+        for loader in (*self.loaders.values(), *self._earlier):
+            self.session.drop_followed(loader.name)
+        self.things, self._repeated, self.loaders, self._earlier, self.outer = {}, {}, {}, [], None
+        self.is_begun = self._has_boundary = False
 
     def add_prepared(self, items: tuple[Any, ...]) -> tuple[Any, ...]:
         """What a call of `prepare` has returned; loaders come back as ones that are followed."""
@@ -179,6 +200,8 @@ class AccelerateCarrier:
         """`add` for a call after the first step: only the loaders of the same training are followed."""
         trained = [item for item in items if isinstance(item, nn.Module | torch.optim.Optimizer)]
         if not all(self._is_known(item) for item in trained):
+            if not self._is_second:
+                print(f"kgorch: {SECOND_TRAINING}: make it a stage of its own", file=sys.stderr, flush=True)
             self._is_second = True
             self.session.note_exactness(training=SECOND_TRAINING)
         if self._is_second:
@@ -289,6 +312,8 @@ class AccelerateCarrier:
         """
         resumed, was_begun, self.has_started = self.session.resumed, self.is_begun, True
         if self.is_replaying and not (number and self._begins(loader, number)):
+            if loader.number is not None and loader.number < resumed.get("freed", 0):
+                raise torch.cuda.OutOfMemoryError(RAN_OUT)
             is_epoch = bool(number) and self.is_driver(loader)
             if is_epoch and not self._is_replay_told and self.session.rank == 0:
                 self._is_replay_told = True
@@ -367,7 +392,7 @@ class AccelerateCarrier:
 
     def after_step(self) -> None:
         """An optimizer has stepped."""
-        loader = self.outer
+        loader, self._has_stepped = self.outer, self._has_stepped or self.is_begun
         if not session_end.is_open() or self._is_second or self.session.resumed.is_finished:
             return
         if loader is None:

@@ -36,6 +36,7 @@ def adapt(module: ModuleType) -> None:
     for name in WRITES:
         setattr(cls, name, _silent(getattr(cls, name)))
     cls.load_state = _silent(cls.load_state, where="has_started")  # before it, it tells where the script begins
+    cls.free_memory = _noted(cls.free_memory)
     skipping = _skipping(module.skip_first_batches)
     for name in SKIPPING:  # each of them holds the function by itself
         if hasattr(sys.modules.get(name), "skip_first_batches"):
@@ -45,6 +46,9 @@ def adapt(module: ModuleType) -> None:
 def _tracked(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
+        carried: AccelerateCarrier | None = getattr(self, "_kgorch", None)
+        if carried is not None and carried.is_freed and any(isinstance(item, torch.optim.Optimizer) for item in args):
+            carried.start_over()
         prepared = original(self, *args, **kwargs)
         items = prepared if isinstance(prepared, tuple) else (prepared,)
         carried = _carrier_of(self, items)
@@ -54,6 +58,16 @@ def _tracked(original: Callable[..., Any]) -> Callable[..., Any]:
         return items if isinstance(prepared, tuple) else items[0]
 
     return prepare
+
+
+def _noted(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def free_memory(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if (carried := getattr(self, "_kgorch", None)) is not None:
+            carried.is_freed = True
+        return original(self, *args, **kwargs)
+
+    return free_memory
 
 
 def _skipping(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -263,3 +263,50 @@ def test_that_files_of_the_script_are_written_again_is_told_once_where_epochs_ar
 
     whole_and_resumed(accelerated, script, 15)
     assert capfd.readouterr().err.count("weights that are not trained: use accelerator.save") == 1
+@pytest.mark.parametrize("cut_at", [3, 4])
+def test_a_batch_size_that_is_found_by_running_out_of_memory_is_that_of_the_training(accelerated, cut_at):
+    """Also in a later session with more memory."""
+    from accelerate.utils import find_executable_batch_size
+
+    def script(accelerator, fits=4):
+        seen = []
+
+        @find_executable_batch_size(starting_batch_size=6, reduce_batch_size_fn=lambda: 4)
+        def train(batch_size):
+            accelerator.free_memory()
+            model = nn.Linear(1, 1)
+            optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+            loader = DataLoader(numbers(12), batch_size, shuffle=True)
+            model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+            for _ in range(3):
+                for batch in loader:
+                    if batch_size > fits:
+                        raise RuntimeError("CUDA out of memory. Tried to allocate")
+                    seen.append(samples(batch))
+                    train_batch(accelerator, model, optimizer, batch)
+            return model
+
+        weights = weights_of(train())
+        accelerator.free_memory()
+        return seen, weights
+
+    (steps, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
+    assert steps == 9 and goes_on(resumed, whole, cut_at)
+    with pytest.raises(Cut) as cut:
+        accelerated(script, cut_at)
+    larger = accelerated(lambda accelerator: script(accelerator, fits=6), saved=cut.value.saved)
+    assert larger[0] == 9 and goes_on(larger[1], whole, cut_at)
+    assert "training" not in accelerated.session.exactness
+    assert accelerated.session._state.tracked.things.keys() == {"model0", "optimizer0"}
+
+
+def test_a_second_training_after_a_step_is_told_in_the_log(accelerated, capsys):
+    def script(accelerator):
+        for _ in range(2):
+            accelerator.free_memory()
+            model, optimizer, train = prepared(accelerator, shuffled())
+            for batch in train:
+                train_batch(accelerator, model, optimizer, batch)
+
+    accelerated(script)
+    assert "second training and not saved: make it a stage of its own" in capsys.readouterr().err
