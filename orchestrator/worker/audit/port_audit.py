@@ -35,7 +35,7 @@ class PortAudit:
 
     def name_untracked(self, tracks_by: str) -> None:
         """See Session.name_untracked."""
-        self._untracked, self._tracks_by = UntrackedState(), tracks_by
+        self._untracked, self._tracks_by = UntrackedState(counts_numbers=False), tracks_by
 
     def after_step(self) -> None:
         """A step of this session was counted."""

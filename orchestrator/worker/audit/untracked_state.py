@@ -73,9 +73,14 @@ def held_state(tracked: Mapping[str, Any]) -> HeldState:
 
 
 class UntrackedState:
-    """Compares looks at the objects of a script."""
+    """Compares looks at the objects of a script.
 
-    def __init__(self) -> None:
+    Args:
+        counts_numbers: a variable that is a tensor of one element is state, and not the sum of an epoch's losses.
+    """
+
+    def __init__(self, *, counts_numbers: bool = True) -> None:
+        self._counts_numbers = counts_numbers
         self._seen: dict[str, tuple[list[Callable[[], Any]], Fingerprint]] = {}
         self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._iterators: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -120,7 +125,8 @@ class UntrackedState:
     def _changed(self, named: list[tuple[str, Any]], held: HeldState, *, is_resumed: bool) -> Iterator[str]:
         tensors: dict[str, int] = {}  # by the container that they are items of
         for path, thing in named:
-            unit = _unit(thing, held)
+            is_number = path.isidentifier() and isinstance(thing, torch.Tensor) and thing.numel() == 1
+            unit = None if is_number and not self._counts_numbers else _unit(thing, held)
             if unit is None:
                 continue
             parts, now = unit

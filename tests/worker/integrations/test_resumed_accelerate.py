@@ -474,16 +474,19 @@ def test_an_average_and_a_schedule_that_accelerate_was_not_given_are_named(accel
             schedule = accelerator.prepare(schedule)
             accelerator.register_for_checkpointing(ema)
         accelerator._kgorch.session._state.launch = SimpleNamespace()  # the audit is for a supervised training
+        total = torch.zeros(())
         for _ in range(3):
             for batch in train:
                 train_batch(accelerator, model, optimizer, batch)
                 schedule.step()
                 ema.step(model)
+                total += batch[0].mean()
         return [value.item() for mean in ema.shadow_params for value in mean.flatten()], schedule.get_last_lr()
 
     whole, resumed = whole_and_resumed(accelerated, script, 8)
     assert (resumed == whole) == is_given
     named, said = accelerated.session.exactness.get("untracked", ""), capsys.readouterr().out
+    assert "total" not in named
     assert ("`ema.shadow_params` (2 tensors)" in named and "`schedule`" in named) == (not is_given) == bool(named)
     advice = "give it to accelerator.prepare() or accelerator.register_for_checkpointing()"
     assert (advice in named and advice in said) == (not is_given)
