@@ -263,6 +263,8 @@ def test_that_files_of_the_script_are_written_again_is_told_once_where_epochs_ar
 
     whole_and_resumed(accelerated, script, 15)
     assert capfd.readouterr().err.count("weights that are not trained: use accelerator.save") == 1
+
+
 @pytest.mark.parametrize("cut_at", [3, 4])
 def test_a_batch_size_that_is_found_by_running_out_of_memory_is_that_of_the_training(accelerated, cut_at):
     """Also in a later session with more memory."""
