@@ -189,7 +189,9 @@ def restore(tracked: Mapping[str, Any], tree: Mapping[str, Any], fetch: Fetch) -
             elif isinstance(thing, torch.optim.Optimizer):
                 _load_optimizer(thing, state, cast)
             else:
-                thing.load_state_dict(_placed(state, thing.state_dict()))
+                # Elsewhere nothing is to be moved, and a Trainer's state_dict calls hooks of the script.
+                is_moved = torch.cuda.is_initialized() and not getattr(thing, "calls_hooks", False)  # type: ignore[no-untyped-call]
+                thing.load_state_dict(_placed(state, thing.state_dict()) if is_moved else state)
         except tagged_json.MISFITS as error:
             raise CannotRestore(
                 f"{name} does not take what the checkpoint holds", f"{type(error).__name__}: {error}"[:300]

@@ -16,6 +16,8 @@ class LightningParts:
         note: is given what cannot be saved, in words.
     """
 
+    calls_hooks = True
+
     def __init__(self, trainer: Any, without_folder: Sequence[Any], note: Callable[[str], None]) -> None:
         self._trainer, self._without_folder, self._note = trainer, without_folder, note
 
