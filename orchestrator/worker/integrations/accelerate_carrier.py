@@ -455,8 +455,10 @@ class AccelerateCarrier:
 
     def _active(self) -> list[StepLoader]:
         """The followed loaders in whose epochs the script is, in the order in which they have begun."""
-        found, known = self._accelerator.gradient_state.dataloader_references, [*self.loaders.values(), *self._earlier]
-        return [loader for item in found for loader in known if loader.inner is item]
+        known = {id(loader.inner): loader for loader in (*self.loaders.values(), *self._earlier)}
+        begun = [id(item) for item in self._accelerator.gradient_state.dataloader_references if id(item) in known]
+        # One that was left early may be there more than once.
+        return [known[item] for number, item in enumerate(begun) if item not in begun[number + 1 :]]
 
     def _note_active(self) -> None:
         """Remember that order where there are several: in an accumulation the last one ends the windows."""
@@ -476,9 +478,14 @@ class AccelerateCarrier:
         before = sorted(
             (loader for loader in self._active() if loader.is_continued), key=lambda loader: rank.get(loader.name, 0)
         )
-        begun = [loader.inner for loader in before]
-        others = [item for item in state.dataloader_references if not any(item is one for one in begun)]
-        state.dataloader_references = [None, *begun, *(item for item in others if item is not None)]
+        begun, items = (
+            [loader.inner for loader in before],
+            [item for item in state.dataloader_references if item is not None],
+        )
+        for item in items:
+            state._remove_dataloader(item)
+        for item in (*begun, *(item for item in items if not any(item is one for one in begun))):
+            state._add_dataloader(item)
 
     def _check_begun(self) -> None:
         resumed = self.session.resumed

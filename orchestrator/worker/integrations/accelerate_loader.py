@@ -44,6 +44,7 @@ class StepLoader(FollowedLoader):
         self.carrier, self.name, self.number, self.first_epoch = carried, name, number, first_epoch
         self.iterations = self._active = 0
         self._first: list[Any] = []
+        self._begun = 0  # epochs that have begun
         self.is_continued = self.is_forgotten = self.is_kept = False
         self.start_at(first_epoch, 0)
 
@@ -112,9 +113,11 @@ class StepLoader(FollowedLoader):
             batches = iter(self.inner)
             self._first = list(itertools.islice(batches, 1))
             del batches
-            self._tell("end")
-        if number:
-            self._tell("begin")
+            self._end_inner()
+        self._begun += 1
+        this = self._begun
+        if number and hasattr(self.inner, "begin"):
+            self.inner.begin()
             self.inner.end_of_dataloader = True  # until it begins again
         session_end.empty_epoch = None
         try:
@@ -124,13 +127,14 @@ class StepLoader(FollowedLoader):
         try:
             yield from given
         finally:
-            if number:
-                self._tell("end")
+            if number and this == self._begun:  # and not an iterator that the script has kept until now
+                self._end_inner()
 
-    def _tell(self, what: str) -> None:
-        """Have Accelerate's loader begin or end an epoch for `Accelerator.accumulate` and `gather_for_metrics`."""
-        if method := getattr(self.inner, what, None):
-            method()
+    def _end_inner(self) -> None:
+        """Accelerate's loader is in no epoch, for `Accelerator.accumulate` and `gather_for_metrics`."""
+        state = getattr(self.inner, "gradient_state", None)
+        if state is not None and any(item is self.inner for item in state.dataloader_references):
+            state._remove_dataloader(self.inner)
 
     def forget_first(self) -> None:
         """Free the batch that was kept for epochs that are done."""
@@ -140,6 +144,7 @@ class StepLoader(FollowedLoader):
         """The batches from its place on. The carrier knows where the script leaves them."""
         running, is_whole, session = None, not self.next_batch, self.carrier.session
         self.is_continued = self._saved is not None and not is_whole
+        self._begun += 1
         is_within, step = self.name.startswith("within"), session.step
         try:
             for batch in itertools.islice(super().__iter__(), self._rest()):

@@ -270,10 +270,10 @@ def test_a_batch_size_that_is_found_by_running_out_of_memory_is_that_of_the_trai
     """Also in a later session with more memory."""
     from accelerate.utils import find_executable_batch_size
 
-    def script(accelerator, fits=4):
+    def script(accelerator, fits=3):
         seen = []
 
-        @find_executable_batch_size(starting_batch_size=6, reduce_batch_size_fn=lambda: 4)
+        @find_executable_batch_size(starting_batch_size=6)
         def train(batch_size):
             accelerator.free_memory()
             model = nn.Linear(1, 1)
@@ -293,11 +293,11 @@ def test_a_batch_size_that_is_found_by_running_out_of_memory_is_that_of_the_trai
         return seen, weights
 
     (steps, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
-    assert steps == 9 and goes_on(resumed, whole, cut_at)
+    assert steps == 12 and goes_on(resumed, whole, cut_at)
     with pytest.raises(Cut) as cut:
         accelerated(script, cut_at)
     larger = accelerated(lambda accelerator: script(accelerator, fits=6), saved=cut.value.saved)
-    assert larger[0] == 9 and goes_on(larger[1], whole, cut_at)
+    assert larger[0] == 12 and goes_on(larger[1], whole, cut_at)
     assert "training" not in accelerated.session.exactness
     assert accelerated.session._state.tracked.things.keys() == {"model0", "optimizer0"}
 
