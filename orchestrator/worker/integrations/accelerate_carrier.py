@@ -17,12 +17,9 @@ Those that are prepared within an epoch have no part in this: a resumed session 
 
 from __future__ import annotations
 
-import base64
 import itertools
 import math
 import sys
-import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +32,7 @@ from kgorch.errors import CannotRestore
 from kgorch.worker import session_end
 from kgorch.worker.integrations import carrier
 from kgorch.worker.integrations.accelerate_loader import WITHIN, StepLoader, follow_in_place
+from kgorch.worker.integrations.prepared_loaders import PreparedLoaders, bits_of, text_of
 from kgorch.worker.session import Session
 from kgorch.worker.wrappers import unwrapped
 
@@ -84,13 +82,13 @@ class AccelerateCarrier:
         self._repeated: dict[str, Any] = {}
         """The same, and once more what was prepared again: so earlier versions tracked it."""
         resumed = session.resumed
-        self.trained: dict[str, int] = {name: _bits(text) for name, text in resumed.get("trained", {}).items()}
+        self.trained: dict[str, int] = {name: bits_of(text) for name, text in resumed.get("trained", {}).items()}
         self._counts: dict[str, int] = resumed.get("counts", {})  # iterations of the training loaders
         self._saved_at: list[Any] | None = _whole(resumed.get("at"))
         """Name and number of the iteration whose batch the newest step begins with; whether it is over; whether it had no more."""
         self._saved_number: float = resumed.get("number", math.inf)  # of loaders that were prepared
         self._at = self._saved_at
-        self._prepared = _Prepared(**resumed.get("prepared", {}))
+        self._prepared = PreparedLoaders(**resumed.get("prepared", {}))
         self._saved_active: list[str] = resumed.get("active", [])
         self._former_active = self._saved_active
         self.left_at: dict[str, int] = resumed.get("left_at", {})
@@ -417,7 +415,7 @@ class AccelerateCarrier:
             self._counts[loader.name] = number
             if loader.number is not None:
                 self._forget(self._prepared.next_driver(loader.number, self._number))
-        trained = {name: _text(bits) for name, bits in self.trained.items()}
+        trained = {name: text_of(bits) for name, bits in self.trained.items()}
         self.session.remember(trained=trained, counts=self._counts)
 
     def _forget(self, last: int) -> None:
@@ -497,42 +495,6 @@ class AccelerateCarrier:
             )
 
 
-class _Prepared:
-    """Which of the loaders for single epochs were forgotten, in a form that stays small.
-
-    Attributes:
-        first: number of the first loader that was prepared after the first step; -1 before that step.
-        last: up to this number they were forgotten, but for those that were iterated again.
-        newest: number of the training loader that was found last.
-        drivers: those of them that were training loaders, as bits.
-    """
-
-    def __init__(self, first: int = -1, last: int = -1, newest: int = -1, drivers: str = "0") -> None:
-        self.first, self.last, self.newest, self.drivers = first, last, newest, int(drivers, 16)
-
-    @property
-    def plain(self) -> dict[str, Any]:
-        return {"first": self.first, "last": self.last, "newest": self.newest, "drivers": f"{self.drivers:x}"}
-
-    @property
-    def numbers(self) -> Iterator[int]:
-        """Of the training loaders among them."""
-        return (number for number in range(self.drivers.bit_length()) if self.was_driver(number))
-
-    def has_forgotten(self, number: int) -> bool:
-        return self.first >= 0 and self.first <= number <= self.last
-
-    def was_driver(self, number: int | None) -> bool:
-        return number is not None and bool(self.drivers >> number & 1)
-
-    def next_driver(self, number: int, prepared: int) -> int:
-        """A training loader was found. Returns: the number of the one before. Args: prepared: loaders until now."""
-        if self.first < 0:
-            self.first = prepared
-        before, self.newest = self.newest, number
-        return before
-
-
 _hooks: list[Any] = []
 """Those of the newest carrier."""
 
@@ -545,15 +507,6 @@ def _beginning(own_state: str | None) -> str:
 def _whole(at: list[Any] | None) -> list[Any] | None:
     """`at` of a checkpoint; earlier versions did not know whether the iteration had more batches."""
     return at and [*at, False][:4]
-
-
-def _text(bits: int) -> str:
-    """Bits in a form that stays small where they repeat."""
-    return base64.b64encode(zlib.compress(bits.to_bytes(bits.bit_length() // 8 + 1, "little"))).decode()
-
-
-def _bits(text: str) -> int:
-    return int.from_bytes(zlib.decompress(base64.b64decode(text)), "little")
 
 
 def _inner(item: Any) -> Any:
