@@ -239,7 +239,9 @@ class AccelerateCarrier:
         if self.is_replaying:
             self._end_replay()
         project = accelerator.project_configuration
-        project.iteration = self.session.resumed.get("saves", project.iteration)  # number of the next `save_state`
+        saves = self.session.resumed.get("saves")
+        if type(saves) is int:  # it is a part of a folder's name, and the checkpoint may be a stranger's
+            project.iteration = saves  # number of the next `save_state`
         self.session.remember(saves=project.iteration, own_state=self._own_state)
         session_end.empty_epoch = None
         for item in (*accelerator._models, *accelerator._optimizers, *accelerator._schedulers):

@@ -7,6 +7,11 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
+from kgorch.errors import CannotRestore
+
+MAX_BYTES = 1 << 20
+"""Of bits that are read: eight million iterations of a loader."""
+
 
 class PreparedLoaders:
     """Which of the loaders for single epochs were forgotten, in a form that stays small.
@@ -50,4 +55,12 @@ def text_of(bits: int) -> str:
 
 
 def bits_of(text: str) -> int:
-    return int.from_bytes(zlib.decompress(base64.b64decode(text)), "little")
+    """The bits of a text that may be a stranger's. Raises: CannotRestore."""
+    inflating = zlib.decompressobj()
+    try:
+        content = inflating.decompress(base64.b64decode(text, validate=True), MAX_BYTES)
+    except (TypeError, ValueError, zlib.error) as error:
+        raise CannotRestore("the checkpoint's training epochs cannot be read", repr(error)[:300]) from None
+    if not inflating.eof:
+        raise CannotRestore(f"the checkpoint's training epochs are cut off, or more than {8 * MAX_BYTES}")
+    return int.from_bytes(content, "little")

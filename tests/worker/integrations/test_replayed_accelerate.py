@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from kgorch.errors import CannotRestore
 from kgorch.worker import entry, session_end
+from kgorch.worker.integrations.prepared_loaders import MAX_BYTES, bits_of, text_of
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -312,3 +315,43 @@ def test_a_second_training_after_a_step_is_told_in_the_log(accelerated, capsys):
 
     accelerated(script)
     assert "second training and not saved: make it a stage of its own" in capsys.readouterr().err
+
+
+def test_the_number_of_the_next_save_is_no_path_of_a_stranger(accelerated):
+    """It is a part of the name of a folder that is moved away."""
+    from accelerate.utils import ProjectConfiguration
+
+    def script(accelerator):
+        model, optimizer, train = prepared(accelerator, shuffled())
+        for _ in range(3):
+            for batch in train:
+                train_batch(accelerator, model, optimizer, batch)
+        accelerator.save_state(safe_serialization=False)
+
+    def options():
+        return {"project_config": ProjectConfiguration("project", automatic_checkpoint_naming=True)}
+
+    with pytest.raises(Cut) as cut:
+        accelerated(script, 7, **options())
+    other = Path("other")
+    other.mkdir()
+    Path("project/checkpoints/checkpoint_").mkdir(parents=True)
+    cut.value.saved._own["remembered"]["saves"] = "/../../../other"
+    accelerated(script, saved=cut.value.saved, **options())
+    assert other.is_dir() and Path("project/checkpoints/checkpoint_0").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (base64.b64encode(zlib.compress(bytes(MAX_BYTES + 1))).decode(), "more than"),
+        (base64.b64encode(zlib.compress(b"1")[:-2]).decode(), "cut off"),
+        ("no base64", "cannot be read"),
+        (3, "cannot be read"),
+    ],
+    ids=["too long", "cut off", "no base64", "no text"],
+)
+def test_training_epochs_that_are_a_strangers_are_bounded(text, says):
+    with pytest.raises(CannotRestore, match=says):
+        bits_of(text)
+    assert bits_of(text_of(0b1011)) == 0b1011
