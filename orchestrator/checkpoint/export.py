@@ -119,7 +119,7 @@ def name_of_export(folder: Path) -> str:
     """What the file or folder of an exported checkpoint may be called: of a foreign program as it calls it."""
     try:
         return Path(foreign_contents.read_contents(folder, None)[1].path).name
-    except (CheckpointBroken, OSError):
+    except (KgorchError, OSError):
         return "model.safetensors"
 
 

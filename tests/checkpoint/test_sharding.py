@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from kgorch.checkpoint import assembly, manifest
-from kgorch.checkpoint.export import export_safetensors
+from kgorch.checkpoint.export import export_safetensors, name_of_export
 from kgorch.checkpoint.folder import read_checkpoint
 from kgorch.checkpoint.sharding import Region, check_cover, read_sharding, whole
 from kgorch.checkpoint.verify import verify_checkpoint
@@ -146,6 +146,12 @@ def test_a_manifest_has_the_lower_version_unless_something_is_sharded(folder):
     assert not plain.sharded and manifest.manifest_document(plain)["version"] == 1
     with pytest.raises(CheckpointUnreadable, match="newer kgorch, in format 3"):
         manifest.parse_manifest(json.dumps(document | {"version": 3}).encode())
+
+
+def test_a_name_for_an_export_is_proposed_also_of_a_checkpoint_that_cannot_be_read(folder):
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 3}))
+    assert name_of_export(folder) == "model.safetensors"
 
 
 def test_what_was_saved_of_meshes_and_layouts_can_be_read_without_pytorch(folder):
