@@ -20,7 +20,6 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +31,8 @@ from kgorch.errors import CannotRestore
 from kgorch.worker import session_end
 from kgorch.worker.integrations import carrier
 from kgorch.worker.integrations.accelerate_loader import WITHIN, StepLoader, follow_in_place
+from kgorch.worker.integrations.accumulation_windows import AccumulationWindows
+from kgorch.worker.integrations.own_state import OwnState
 from kgorch.worker.integrations.prepared_loaders import PreparedLoaders, bits_of, text_of
 from kgorch.worker.session import Session
 from kgorch.worker.wrappers import unwrapped
@@ -55,8 +56,6 @@ HELD = (
     "the steps of a loop within an iteration of another loader, also of a kept iterator, are saved together at its next batch,"
     " and where it was kept over epochs the batches after a resume may be others"
 )
-
-WINDOWS = "where a loader is kept over epochs, windows of accumulation end after a resume as they did if it is asked in each step"
 
 RAN_OUT = "CUDA out of memory. So it was in the first session of this run, and kgorch does not try it again"
 """Accelerate's `find_executable_batch_size` tells an out-of-memory by the text."""
@@ -89,8 +88,6 @@ class AccelerateCarrier:
         self._saved_number: float = resumed.get("number", math.inf)  # of loaders that were prepared
         self._at = self._saved_at
         self._prepared = PreparedLoaders(**resumed.get("prepared", {}))
-        self._saved_active: list[str] = resumed.get("active", [])
-        self._former_active = self._saved_active
         self.left_at: dict[str, int] = resumed.get("left_at", {})
         """Batch at which the script has left each epoch of a loader; 0 where it was not the same one."""
         self._former: list[str] | None = None
@@ -115,8 +112,8 @@ class AccelerateCarrier:
             _hooks.pop().remove()
         _hooks.append(register_optimizer_step_pre_hook(lambda optimizer, *_: self._before_step(optimizer)))
         _hooks.append(register_optimizer_step_post_hook(lambda *_: self.after_step()))
-        self._own_state: str | None = None
-        """Name of the folder of the script's own that it has loaded before its first iteration (`Accelerator.load_state`)."""
+        self.windows = AccumulationWindows(accelerator, session, lambda: (*self.loaders.values(), *self._earlier))
+        self._own_state = OwnState(session.resumed)
         accelerator.register_load_state_pre_hook(lambda _, folder: self._note_loaded(folder))
         session.at_end(self._check_begun)
         carrier.note_version(session, "accelerate")
@@ -207,34 +204,13 @@ class AccelerateCarrier:
         return tuple(self.add(item) if isinstance(item, DataLoader) else item for item in items)
 
     def _note_loaded(self, folder: str) -> None:
-        """The script loads a state of its own."""
+        """The script loads a state of its own. Raises: CannotRestore."""
         if not self.has_started:
-            self._own_state = Path(folder).resolve().name
-            self._check_own_state()
-
-    def _check_own_state(self) -> None:
-        """A script that begins at a state of its own leaves out the epochs before it: the same ones in each session.
-
-        Raises: CannotRestore.
-        """
-        resumed, own = self.session.resumed, self._own_state
-        first = resumed.get("own_state", own)  # earlier versions did not know it
-        if not resumed or own == first:
-            return
-        raise CannotRestore(
-            f"the script begins {_beginning(own)}, and this run has begun {_beginning(first)}",
-            f"kgorch resumes at step {resumed.step} by itself, and counts the epochs from where the run has begun",
-            next_step=f"have it begin {_beginning(first)}: "
-            + (
-                f"name {first!r} in its flag for that"
-                if first
-                else "leave out its flag for that (--resume_from_checkpoint)"
-            ),
-        )
+            self._own_state.note(folder)
 
     def begin(self) -> None:
         """Restore the state, before the first step of this session."""
-        self._check_own_state()
+        self._own_state.check()
         self.is_begun, accelerator = True, self._accelerator
         if self.is_replaying:
             self._end_replay()
@@ -242,7 +218,7 @@ class AccelerateCarrier:
         saves = self.session.resumed.get("saves")
         if type(saves) is int:  # it is a part of a folder's name, and the checkpoint may be a stranger's
             project.iteration = saves  # number of the next `save_state`
-        self.session.remember(saves=project.iteration, own_state=self._own_state)
+        self.session.remember(saves=project.iteration, own_state=self._own_state.name)
         session_end.empty_epoch = None
         for item in (*accelerator._models, *accelerator._optimizers, *accelerator._schedulers):
             if not self._is_known(item):
@@ -447,45 +423,11 @@ class AccelerateCarrier:
         if asked is not self.outer or (self._has_boundary and not self.session.is_step_done):
             return  # within a step of the training loader: a resume goes on with its next batch
         self._has_boundary = True
-        self._note_active()
+        self.windows.note()
         self._remember_at([asked.name, asked.iterations, False, asked.is_at_end])
         # Of a loader for each epoch, the first one that is followed is in its only epoch for good.
         epochs = [loader.epoch for loader in self.loaders.values() if self.is_driver(loader)]
         self.session.boundary(open_batches=0, epoch=max(epochs) if len(epochs) > 1 else None)
-
-    def _active(self) -> list[StepLoader]:
-        """The followed loaders in whose epochs the script is, in the order in which they have begun."""
-        known = {id(loader.inner): loader for loader in (*self.loaders.values(), *self._earlier)}
-        begun = [id(item) for item in self._accelerator.gradient_state.dataloader_references if id(item) in known]
-        # One that was left early may be there more than once.
-        return [known[item] for number, item in enumerate(begun) if item not in begun[number + 1 :]]
-
-    def _note_active(self) -> None:
-        """Remember that order where there are several: in an accumulation the last one ends the windows."""
-        active = [loader.name for loader in self._active()]
-        if (active := active if len(active) > 1 else []) != self._saved_active:
-            self._saved_active = active
-            self.session.remember(active=active)
-            if active and self._accelerator.gradient_accumulation_steps > 1:
-                self.session.note_exactness(windows=WINDOWS)
-
-    def sort_active(self) -> None:
-        """An epoch of an earlier session goes on. It began before those of this one, in the order of then."""
-        state, rank = (
-            self._accelerator.gradient_state,
-            {name: number for number, name in enumerate(self._former_active)},
-        )
-        before = sorted(
-            (loader for loader in self._active() if loader.is_continued), key=lambda loader: rank.get(loader.name, 0)
-        )
-        begun, items = (
-            [loader.inner for loader in before],
-            [item for item in state.dataloader_references if item is not None],
-        )
-        for item in items:
-            state._remove_dataloader(item)
-        for item in (*begun, *(item for item in items if not any(item is one for one in begun))):
-            state._add_dataloader(item)
 
     def _check_begun(self) -> None:
         resumed = self.session.resumed
@@ -499,11 +441,6 @@ class AccelerateCarrier:
 
 _hooks: list[Any] = []
 """Those of the newest carrier."""
-
-
-def _beginning(own_state: str | None) -> str:
-    """Where a script begins."""
-    return f"at its own state {own_state!r}" if own_state else "at its first epoch"
 
 
 def _whole(at: list[Any] | None) -> list[Any] | None:

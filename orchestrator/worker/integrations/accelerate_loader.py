@@ -153,7 +153,7 @@ class StepLoader(FollowedLoader):
                 if is_within and session.step != step:
                     session.note_exactness(within=WITHIN)
                 if running is None and self.is_continued:
-                    self.carrier.sort_active()
+                    self.carrier.windows.sort()
                 running, session_end.empty_epoch = self.running, None
                 yield batch
         except GeneratorExit:
