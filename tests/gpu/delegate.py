@@ -112,21 +112,21 @@ def _read(lines: Path) -> list[dict[str, Any]]:
 
 def _record(report: Report, lines: list[dict[str, Any]], code: int | None, timeout_s: float) -> None:
     outcomes: dict[str, dict[str, Any]] = {}
-    for line in lines:
-        if line["what"] == "ended" and outcomes.get(line["test"], {}).get("outcome") not in ("failed", "skipped"):
+    ended = [line for line in lines if line["what"] == "ended"]
+    for line in ended:
+        if outcomes.get(line["test"], {}).get("outcome") not in ("failed", "skipped"):
             outcomes[line["test"]] = line  # the first of set-up, call and tear-down that did not pass counts
+    torn_down = {line["test"] for line in ended if line["when"] == "teardown"}
     for name, line in outcomes.items():
-        if line["outcome"] == "passed":
-            report.check(name, "passed", "passed")
-        elif line["outcome"] == "skipped":
+        if line["outcome"] == "skipped":
             report.skip(name, line["reason"] or "skipped by itself")
-        else:
+        elif line["outcome"] == "failed":
             report.check(name, line["reason"] or "failed", "passed")
+        elif name in torn_down:
+            report.check(name, "passed", "passed")
     starts = {line["test"]: line["at_s"] for line in lines if line["what"] == "began"}
-    for name in starts.keys() - {
-        line["test"] for line in lines if line["what"] == "ended" and line["when"] == "teardown"
-    }:
-        if name not in outcomes or outcomes[name]["outcome"] == "passed":
+    for name in starts.keys() - torn_down:
+        if outcomes.get(name, {}).get("outcome", "passed") == "passed":  # of its set-up, or of nothing yet
             report.check(name, f"has not ended after {time.monotonic() - starts[name]:.0f} s", "passed")
     if code is None:
         report.check("the tests end", f"not within {timeout_s:.0f} s", f"within {timeout_s:.0f} s")

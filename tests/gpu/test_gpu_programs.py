@@ -317,14 +317,16 @@ def test_tests_of_the_suite_become_checks_and_one_that_hangs_hides_no_other(tmp_
 
         def wait(self, timeout=None):
             if timeout == 15.0:
-                wait_until(lambda: "test_e_hangs" in (folder / "lines").read_text())
+                wait_until(lambda: (folder / "lines").read_text().count("test_e_hangs") == 2)  # begun, and set up
                 raise subprocess.TimeoutExpired(self.args, timeout)
             return super().wait(timeout)
 
     monkeypatch.setattr(delegate.subprocess, "Popen", Waited)
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
     delegate.run_tests(report, [str(tests)], side_by_side=False)
-    found = {check.check.partition("::")[2] or check.check: check for check in runner.read_checks(out)}
+    checks = list(runner.read_checks(out))
+    found = {check.check.partition("::")[2] or check.check: check for check in checks}
+    assert len(checks) == len(found)
     assert found["test_a_passes"].verdict == OK
     assert found["test_b_fails"].verdict == DIFFERS and "assert 1 == 2" in found["test_b_fails"].found
     assert (found["test_c_skips"].verdict, found["test_c_skips"].found) == (SKIPPED, "Skipped: not here")

@@ -1,9 +1,13 @@
 """What kgorch adds to a step, measured in one process: plain steps of a DDP first, then the same under a session.
 
+A machine is not equally fast for long, so the loops are compared by blocks of steps in turns: of the session, and of a second
+model outside it.
+
 Prints one line of facts: seconds of a step on the host, waits for the device, snapshots and what they held up.
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -19,8 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 from kgorch import attach
 
 BUSY_S = 1.0
-WARM_UP, AUDITED = 3, 40
-"""Steps that are not measured: plain ones, and those under kgorch, which looks for state that is not saved in its first ones."""
+WARM_UP, AUDITED, BLOCK = 3, 40, 20
+"""Steps that are not measured: plain ones, and those under kgorch, which looks for state that is not saved in its first ones;
+and steps of a block."""
 
 
 class Net(nn.Module):
@@ -96,8 +101,8 @@ def main(o: argparse.Namespace) -> None:
         facts = {"device": device.type}
         if o.copies:
             facts["copy_bytes_s"] = copy_speed(device, min(o.pad_mb, 1024) << 20)
-        model = DistributedDataParallel(Net(o.width, o.depth, o.pad_mb).to(device), broadcast_buffers=False)
-        optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+        model, optimizer = trained(o, device)
+        plain_model, plain_optimizer = trained(o, device)
         session.track(model=model, optimizer=optimizer)
         x = torch.randn(o.rows, o.width)
         # one sample a step, which is a whole batch: collecting samples is no cost of a step
@@ -106,7 +111,7 @@ def main(o: argparse.Namespace) -> None:
         on_device = (x.to(device),)
         cycles = cycles_of(BUSY_S) if device.type == "cuda" else 0
 
-        def loss_of(part):
+        def loss_of(part, model=model):
             if o.work and device.type == "cuda":
                 torch.cuda._sleep(
                     int(o.work * cycles / BUSY_S)
@@ -114,28 +119,29 @@ def main(o: argparse.Namespace) -> None:
             return model(part[0].flatten(0, -2)).square().mean()
 
         def plain_step(part=on_device):
-            loss_of(part).backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            loss_of(part, plain_model).backward()
+            plain_optimizer.step()
+            plain_optimizer.zero_grad(set_to_none=True)
 
         for _ in range(5):
             plain_step()
         synchronize(device)
         facts |= measure(plain_step, device, cycles, o.steps)
-        facts["plain_loop_s"] = plain_loop(plain_step, torch.utils.data.DataLoader(dataset, 1), device, o.steps)
+        blocks, plain_blocks, plain_batches = [], [], iter(torch.utils.data.DataLoader(dataset, 1))
 
         state_bytes = sum(item.nbytes for item in [*model.parameters(), *model.buffers()])
-        times, waits, behind_s, snapshots, loop_began_s = [], [], [], {}, 0.0
+        times, waits, behind_s, snapshots, block_began_s = [], [], [], {}, 0.0
         began_s = time.monotonic()
         audited = min(AUDITED, o.steps // 4)
         third = (o.steps - audited) // 3
+        block = min(BLOCK, max(third, 1))
         for number, batch in enumerate(session.steps(loader, 1)):
-            if not o.seconds and number == audited:
+            if not o.seconds and audited <= number <= audited + third and (number - audited) % block == 0:
                 synchronize(device)
-                loop_began_s = time.perf_counter()
-            if not o.seconds and number == audited + third:
-                synchronize(device)
-                facts["kgorch_loop_s"] = (time.perf_counter() - loop_began_s) / third
+                if block_began_s:
+                    blocks.append((time.perf_counter() - block_began_s) / block)
+                plain_blocks.append(plain_loop(plain_step, plain_batches, device, block))
+                block_began_s = time.perf_counter()
             if cycles and not o.seconds and number == audited + 2 * third:
                 synchronize(device)
                 torch.cuda._sleep(cycles)
@@ -160,6 +166,8 @@ def main(o: argparse.Namespace) -> None:
         synchronize(device)
         facts |= {
             "kgorch_s": statistics.median(times) if times else 0.0,
+            "kgorch_loop_s": statistics.median(blocks) if blocks else 0.0,
+            "plain_loop_s": statistics.median(plain_blocks) if plain_blocks else 0.0,
             "kgorch_waits": len(waits),
             "waits_at": sorted(set(waits)),
             "behind_busy_s": max(behind_s, default=0.0),
@@ -169,18 +177,19 @@ def main(o: argparse.Namespace) -> None:
         print("facts", json.dumps(facts), flush=True)
 
 
-def plain_loop(step, loader, device: torch.device, steps: int) -> float:
+def trained(o: argparse.Namespace, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model and its optimizer."""
+    model = DistributedDataParallel(Net(o.width, o.depth, o.pad_mb).to(device), broadcast_buffers=False)
+    return model, torch.optim.AdamW(model.parameters(), 1e-4)
+
+
+def plain_loop(step, batches, device: torch.device, steps: int) -> float:
     """Seconds of a step in a loop of PyTorch's own, with its loader and the copy to the device."""
-    third, began_s = steps // 3, 0.0
-    for number, part in enumerate(loader):
-        if number == WARM_UP:
-            synchronize(device)
-            began_s = time.perf_counter()
-        if number == WARM_UP + third:
-            break
+    began_s = time.perf_counter()
+    for part in itertools.islice(batches, steps):
         step([item.to(device) for item in part])
     synchronize(device)
-    return (time.perf_counter() - began_s) / third
+    return (time.perf_counter() - began_s) / steps
 
 
 class NoCount:

@@ -34,7 +34,7 @@ STEPS = (
     Step(
         "ranks",
         "other bits after a resume, or after 2 → 1 → 2 processes, above all in half precision; two ranks share the GPU over gloo",
-        360,
+        540,
         module="gpu.steps.ranks",
     ),
     Step(
