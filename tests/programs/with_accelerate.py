@@ -1,4 +1,7 @@
-"""An unmodified program in the manner of Accelerate's examples: prepare, accumulate, a scheduler, evaluation in each epoch."""
+"""An unmodified program in the manner of Accelerate's examples: prepare, accumulate, a scheduler, evaluation in each epoch.
+
+It counts its steps, ends at a number of them, and keeps its best score, all in variables.
+"""
 
 import argparse
 import os
@@ -29,6 +32,7 @@ class Points(Dataset):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--max-steps", "--max_steps", type=int, default=0)
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--out", default="out")
@@ -42,6 +46,7 @@ def main() -> None:
     check = DataLoader(Points(32, 2), 8)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 200)
     model, optimizer, train, check, scheduler = accelerator.prepare(model, optimizer, train, check, scheduler)
+    completed_steps, best = 0, None
     for epoch in range(options.epochs):
         model.train()
         for x, y in train:
@@ -52,15 +57,20 @@ def main() -> None:
                 scheduler.step()
                 optimizer.zero_grad()
                 time.sleep(float(os.environ.get("SPREAD_S", "0")))
+            completed_steps += accelerator.sync_gradients
+            if completed_steps == options.max_steps:
+                break
         model.eval()
         with torch.no_grad():
             losses = [accelerator.gather_for_metrics(nn.functional.mse_loss(model(x), y)).mean() for x, y in check]
-        accelerator.print(f"epoch {epoch}: {torch.stack(losses).mean().item():.4f}")
+        score = torch.stack(losses).mean().item()
+        best = score if best is None else min(best, score)
+        accelerator.print(f"epoch {epoch}: {score:.4f}, best {best:.4f}")
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         Path(options.out).mkdir(parents=True, exist_ok=True)
         Path(options.out, "after.txt").write_text(
-            f"{scheduler.get_last_lr()[0]:.9f} {torch.stack(losses).mean().item():.9f} {accelerator.device.type}\n"
+            f"{scheduler.get_last_lr()[0]:.9f} {score:.9f} {best:.9f} {completed_steps} {accelerator.device.type}\n"
         )
 
 

@@ -73,7 +73,7 @@ def is_of_script(path: str, module: str) -> bool:
 def named_objects(frames: list[FrameType]) -> Iterator[tuple[str, Any]]:
     """The objects of these functions and of their modules, each once, by the shortest path to it."""
     waiting: deque[tuple[str, Any, int]] = deque()
-    for names in itertools.chain(map(_variables, frames), (frame.f_globals for frame in frames)):
+    for names in itertools.chain(map(variables_of, frames), (frame.f_globals for frame in frames)):
         waiting.extend((name, value, 0) for name, value in list(names.items()) if not name.startswith("__"))
     visited: dict[int, Any] = {}  # held, so that no id is used twice
     while waiting and len(visited) < MOST_OBJECTS:
@@ -91,7 +91,8 @@ def loader_iterators() -> list[_BaseDataLoaderIter]:
     return [thing for thing in gc.get_objects() if issubclass(type(thing), _BaseDataLoaderIter)]
 
 
-def _variables(frame: FrameType) -> dict[str, Any]:
+def variables_of(frame: FrameType) -> dict[str, Any]:
+    """The variables of a running function; none of a module, and none where reading them would change what the script reads."""
     if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # a module, whose variables are its globals
         return {}
     if sys.version_info >= (3, 13):

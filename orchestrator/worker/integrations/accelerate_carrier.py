@@ -6,10 +6,10 @@ batch after an optimizer has stepped.
 
 The script begins with its first epoch also where the run continues. Until the iteration of the newest save it replays: each
 iteration gives one batch, with which an optimizer's step does nothing, and the state is restored before the first batch of that
-iteration. So what the script computes in those epochs does not count, nothing of it is saved or logged (accelerate_loop.py), and
-what it keeps in plain variables begins anew; but a variable that an epoch sets is set. Alternative: no batch at all, with which
-the loss that most scripts print after an epoch has no value. Where the epoch of the newest save has no batch left, or the
-training is over, the state is restored at the end of its last epoch.
+iteration. So what the script computes in those epochs does not count, nothing of it is saved or logged (accelerate_loop.py), but
+a variable that an epoch sets is set; those that hold a number get it back with the state (script_numbers.py). Alternative: no
+batch at all, with which the loss that most scripts print after an epoch has no value. Where the epoch of the newest save has no
+batch left, or the training is over, the state is restored at the end of its last epoch.
 
 A script may prepare a loader anew for each epoch: then each of them is a training loader, with the epochs that it has given itself.
 Those that are prepared within an epoch have no part in this: a resumed session prepares fewer of them.
@@ -34,10 +34,14 @@ from kgorch.worker.integrations.accelerate_loader import WITHIN, StepLoader, fol
 from kgorch.worker.integrations.accumulation_windows import AccumulationWindows
 from kgorch.worker.integrations.own_state import OwnState
 from kgorch.worker.integrations.prepared_loaders import PreparedLoaders, bits_of, text_of
+from kgorch.worker.integrations.script_numbers import ScriptNumbers
 from kgorch.worker.session import Session
 from kgorch.worker.wrappers import unwrapped
 
-NOTE = "Accelerate: plain variables of the script begin anew in each session, as a count of steps at which it would end"
+NOTE = (
+    "Accelerate: numbers in variables of the script's functions go on; lists and attributes of objects begin anew in each session,"
+    " and so does the count of `enumerate` in a cut epoch"
+)
 
 REPLAY = (
     "the script runs through the epochs that are done with one batch each; what it writes there by itself (torch.save,"
@@ -114,6 +118,7 @@ class AccelerateCarrier:
         _hooks.append(register_optimizer_step_post_hook(lambda *_: self.after_step()))
         self.windows = AccumulationWindows(accelerator, session, lambda: (*self.loaders.values(), *self._earlier))
         self._own_state = OwnState(session.resumed)
+        self._numbers = ScriptNumbers(session)
         accelerator.register_load_state_pre_hook(lambda _, folder: self._note_loaded(folder))
         session.at_end(self._check_begun)
         carrier.note_version(session, "accelerate")
@@ -229,6 +234,12 @@ class AccelerateCarrier:
         custom = {f"custom{number}": item for number, item in enumerate(self._accelerator._custom_objects)}
         scaler = getattr(self._accelerator, "scaler", None)
         self.session.track(**things, **custom, **({"scaler": scaler} if scaler is not None else {}))
+        if (names := self._numbers.restore()) and self.session.rank == 0:
+            print(
+                f"kgorch: variables of the script that have got their values back: {', '.join(names)}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _end_replay(self) -> None:
         """Clear what the epochs that are done have left, where no checkpoint holds it."""
@@ -286,6 +297,8 @@ class AccelerateCarrier:
 
         "one": a batch to no effect; "nothing"; "all" without its place; "place": what is left by its place.
         """
+        if not self.has_started:
+            self._numbers.look()
         resumed, was_begun, self.has_started = self.session.resumed, self.is_begun, True
         if self.is_replaying and not (number and self._begins(loader, number)):
             if loader.number is not None and loader.number < resumed.get("freed", 0):
@@ -424,6 +437,7 @@ class AccelerateCarrier:
             return  # within a step of the training loader: a resume goes on with its next batch
         self._has_boundary = True
         self.windows.note()
+        self._numbers.note()
         self._remember_at([asked.name, asked.iterations, False, asked.is_at_end])
         # Of a loader for each epoch, the first one that is followed is in its only epoch for good.
         epochs = [loader.epoch for loader in self.loaders.values() if self.is_driver(loader)]

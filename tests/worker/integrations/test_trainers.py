@@ -25,7 +25,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, str]]] = {
         {"accumulate": 2, "workers": 2, "epochs": 7, "save_steps": 6},
         {},
     ),
-    "accelerate": ("accelerate", "with_accelerate.py", {}, {}),
+    "accelerate": ("accelerate", "with_accelerate.py", {"max_steps": 45}, {}),
     "accelerate, accumulated, workers": (
         "accelerate",
         "with_accelerate.py",

@@ -1,0 +1,149 @@
+"""Numbers in variables of a script around Accelerate go on where it does: counts of steps, best scores, sums of a cut epoch."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+import pytest
+import torch
+from cut_session import Cut
+from small_trainings import numbers, train_batch, weights_of, whole_and_resumed
+from torch import nn
+from torch.utils.data import DataLoader
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+
+def prepared(accelerator, *counts: int):
+    model = nn.Linear(1, 1)
+    loaders = [DataLoader(numbers(count), 2, shuffle=True) for count in counts]
+    return accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 0.1), *loaders)
+
+
+@pytest.mark.parametrize(
+    ("steps", "cut_at"),
+    [(steps, cut_at) for steps in (12, 16, 18) for cut_at in (1, 4, 6, 7, 12, 14, 15) if cut_at < steps],
+)
+def test_a_training_ends_at_the_count_of_steps_that_the_script_has_set(accelerated, steps, cut_at):
+    """As the examples of Transformers and Diffusers with --max_train_steps: three epochs of six steps, or a part of the last."""
+
+    def script(accelerator):
+        names = []
+        model, optimizer, train = prepared(accelerator, 12)
+        completed_steps = 0
+        for _ in range(math.ceil(steps / len(train))):
+            for batch in train:
+                with accelerator.accumulate(model):
+                    train_batch(accelerator, model, optimizer, batch)
+                if accelerator.sync_gradients:
+                    completed_steps += 1
+                if completed_steps % 5 == 0:
+                    names.append(f"step_{completed_steps}")
+                if completed_steps >= steps:
+                    break
+            if completed_steps >= steps:
+                break
+        return completed_steps, weights_of(model), names
+
+    (trained, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
+    assert trained == steps and resumed[:2] == whole[:2] and resumed[0] == steps
+    assert resumed[2] == whole[2][cut_at // 5 :]
+
+
+@pytest.mark.parametrize("cut_at", [3, 6, 8, 12, 14])
+@pytest.mark.parametrize("is_divided", [False, True])
+def test_the_best_score_and_the_sums_of_a_cut_epoch_go_on(accelerated, is_divided, cut_at):
+    """In the script's one function, and in those that train an epoch and evaluate."""
+
+    def trained_epoch(accelerator, model, optimizer, train):
+        total, count = 0.0, 0
+        for batch in train:
+            total += ((model(batch[0] / 10) - 1) ** 2).mean().item()
+            count += 1
+            train_batch(accelerator, model, optimizer, batch)
+        return total / count
+
+    def evaluated(model, other):
+        score = 0.0
+        for batch in other:
+            score += model(batch[0]).mean().item()
+        return abs(score - 25.0)
+
+    def divided(accelerator):
+        best, best_epoch, patience, means = None, -1, 0, []
+        model, optimizer, train, other = prepared(accelerator, 12, 6)
+        for epoch in range(3):
+            mean = trained_epoch(accelerator, model, optimizer, train)
+            score = np.float64(evaluated(model, other))
+            if best is None or score < best:
+                best, best_epoch, patience = score, epoch, 0
+            else:
+                patience += 1
+            means.append((mean, best, best_epoch, patience))
+        return means[-1], weights_of(model)
+
+    def whole(accelerator):
+        best, best_epoch, is_last, means = math.inf, -1, False, []
+        model, optimizer, train, other = prepared(accelerator, 12, 6)
+        for epoch in range(3):
+            total = 0.0
+            for batch in train:
+                total += ((model(batch[0] / 10) - 1) ** 2).mean().item()
+                train_batch(accelerator, model, optimizer, batch)
+            score = evaluated(model, other)
+            if score < best:
+                best, best_epoch = score, epoch
+            is_last = epoch == 2
+            means.append((total / len(train), best, best_epoch, is_last))
+        return means[-1], weights_of(model)
+
+    (_, first), (_, resumed) = whole_and_resumed(accelerated, divided if is_divided else whole, cut_at)
+    assert resumed == first
+
+
+@pytest.mark.parametrize("cut_at", [2, 8])
+def test_what_belongs_to_a_session_stays_as_it_is_there(accelerated, capfd, cut_at):
+    sessions, took_s = [], []
+
+    def script(accelerator):  # without `assert`: pytest has it call locals(), which has the function left alone
+        sessions.append(None)
+        rank, length, began_s, step = len(sessions), 100 + len(sessions), time.time(), 0
+        text, items = f"session {rank}", [rank]
+        model, optimizer, train = prepared(accelerator, 12)
+        for _ in range(2):
+            epoch_began_s, timed_s = time.perf_counter(), time.time()
+            for batch in train:
+                train_batch(accelerator, model, optimizer, batch)
+                step += 1
+                items.append(step)
+            took_s.append((time.perf_counter() - epoch_began_s, time.time() - timed_s, time.time() - began_s))
+        return step, rank, length, text, items[0]
+
+    _, (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
+    assert resumed == (12, 3, 103, "session 3", 3)
+    assert max(map(max, took_s)) < 60
+    said = [line for line in capfd.readouterr().err.splitlines() if "have got their values back" in line]
+    assert said == ["kgorch: variables of the script that have got their values back: step"]
+
+
+@pytest.mark.parametrize("value", ["text", [1], {"step": 1}, "0" * 10**6])
+def test_a_checkpoint_of_a_stranger_gives_variables_nothing_but_numbers(accelerated, value):
+    def script(accelerator):
+        step, folder = 0, "out"
+        model, optimizer, train = prepared(accelerator, 12)
+        for _ in range(2):
+            for batch in train:
+                train_batch(accelerator, model, optimizer, batch)
+                step += 1
+        return step, folder
+
+    with pytest.raises(Cut) as cut:
+        accelerated(script, 8)
+    remembered = cut.value.saved._own["remembered"]
+    function = next(name for name in remembered["moved"] if name.endswith("script"))
+    remembered["moved"][function] |= {"step": value, "folder": 7, "model": 7, "no such": 7, "other": 7}
+    assert accelerated(script, saved=cut.value.saved)[1] == (4 + 1, "out")
+    remembered["moved"] = value
+    accelerated(script, saved=cut.value.saved)
