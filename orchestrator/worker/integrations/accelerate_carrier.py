@@ -39,8 +39,7 @@ from kgorch.worker.session import Session
 from kgorch.worker.wrappers import unwrapped
 
 NOTE = (
-    "Accelerate: numbers in variables of the script's functions go on; lists and attributes of objects begin anew in each session,"
-    " and so does the count of `enumerate` in a cut epoch"
+    "Accelerate: numbers in variables of the script's functions go on; its lists and objects begin anew in each session"
 )
 
 REPLAY = (

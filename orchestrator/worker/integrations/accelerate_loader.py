@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kgorch.worker import session_end
 from kgorch.worker.data.followed_loader import FollowedLoader
 from kgorch.worker.data.loader_fast_forward import LoaderFastForward, LoaderState
+from kgorch.worker.integrations import script_numbers
 
 if TYPE_CHECKING:
     from kgorch.worker.integrations.accelerate_carrier import AccelerateCarrier
@@ -142,7 +143,8 @@ class StepLoader(FollowedLoader):
 
     def _followed(self, number: int) -> Iterator[Any]:
         """The batches from its place on. The carrier knows where the script leaves them."""
-        running, is_whole, session = None, not self.next_batch, self.carrier.session
+        running, before, session = None, self.next_batch, self.carrier.session
+        is_whole, is_counted = not before, self._ranks_before == self._world
         self.is_continued = self._saved is not None and not is_whole
         self._begun += 1
         is_within, step = self.name.startswith("within"), session.step
@@ -154,6 +156,8 @@ class StepLoader(FollowedLoader):
                     session.note_exactness(within=WITHIN)
                 if running is None and self.is_continued:
                     self.carrier.windows.sort()
+                    if is_counted:
+                        script_numbers.count_on(before)
                 running, session_end.empty_epoch = self.running, None
                 yield batch
         except GeneratorExit:

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 import torch
+import tqdm
 from cut_session import Cut
 from small_trainings import numbers, train_batch, weights_of, whole_and_resumed
 from torch import nn
@@ -101,6 +102,42 @@ def test_the_best_score_and_the_sums_of_a_cut_epoch_go_on(accelerated, is_divide
 
     (_, first), (_, resumed) = whole_and_resumed(accelerated, divided if is_divided else whole, cut_at)
     assert resumed == first
+
+
+def bar(items):
+    return tqdm.tqdm(items, disable=None)
+
+
+AROUND = {
+    "enumerate": enumerate,
+    "enumerate from 1": lambda loader: enumerate(loader, 1),
+    "enumerate of a bar": lambda loader: enumerate(bar(loader)),
+    "bar of an enumerate": lambda loader: bar(enumerate(loader)),
+}
+
+
+@pytest.mark.parametrize("cut_at", [1, 2, 4, 5, 8])
+@pytest.mark.parametrize("around", AROUND)
+def test_an_enumerate_counts_on_in_a_cut_epoch(accelerated, around, cut_at):
+    """As the scripts that accumulate gradients themselves, and leave an epoch early."""
+
+    def script(accelerator):
+        counts, weights = [], []
+        model, optimizer, train = prepared(accelerator, 24)
+        for epoch in range(3):
+            for step, batch in AROUND[around](train):
+                counts.append((epoch, step))
+                accelerator.backward(((model(batch[0] / 10) - 1) ** 2).mean() / 3)
+                if step % 3 == 0 or step == len(train) - 1:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    weights.append(weights_of(model))
+                if step == 10:
+                    break
+        return counts[-1], len(weights), weights[-1]
+
+    (_, (counts, updates, weights)), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
+    assert resumed[0] == counts and resumed[2] == weights and resumed[1] < updates
 
 
 @pytest.mark.parametrize("cut_at", [2, 8])
