@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 from kgorch.core.program_command import FlagStyle, Launcher
@@ -76,6 +77,8 @@ def inspect(source: str, words: Sequence[str]) -> ProgramFindings:
     _find_checkpoint(tree, names, found)
     found.again = _again(tree, names, found)
     _by_library(names, found)
+    if found.checkpoint.startswith("*/"):
+        found.notes.append("checkpoint: in which folder? `*` is the name of one folder, and of no path")
     if not found.checkpoint:
         found.notes.append("checkpoint: where does it save? For example out/checkpoint-*")
     if not found.again and found.checkpoint:
@@ -220,8 +223,8 @@ def _find_checkpoint(tree: ast.Module, names: _Names, found: ProgramFindings) ->
     for path in saved:
         final = next((new for old, new in renamed.items() if old == path or path.startswith(old + "/")), None)
         if final is not None:
-            prefix = next(old for old, new in renamed.items() if new == final).rpartition("/")[2]
-            found.checkpoint, found.incomplete = final, [prefix if "*" in prefix else _suffix_pattern(prefix)]
+            found.checkpoint = final
+            found.incomplete = _incomplete(next(old for old, new in renamed.items() if new == final), final)
             return
     for path in saved:
         folder = path.rpartition("/")[0]
@@ -230,14 +233,17 @@ def _find_checkpoint(tree: ast.Module, names: _Names, found: ProgramFindings) ->
             return
     if final := next((new for old, new in renamed.items() if old.startswith(new) and new), None):
         old = next(old for old, new in renamed.items() if new == final)
-        found.checkpoint, found.incomplete = final, [_suffix_pattern(old)]
+        found.checkpoint, found.incomplete = final, _incomplete(old, final)
     elif good := [(path, call) for path, call in calls if path.strip("*/.")]:
         # weights that are saved once, at the end, are no checkpoint to continue from
         found.checkpoint = max(good, key=lambda one: ("*" in one[0].rpartition("/")[2]) + (one[1] in repeated))[0]
 
 
-def _suffix_pattern(name: str) -> str:
-    return f"*.{name.rpartition('.')[2]}"
+def _incomplete(old: str, final: str) -> list[str]:
+    """Names of what is being written, which is then renamed; none that the checkpoint has itself."""
+    name, example = old.rpartition("/")[2], final.rpartition("/")[2].replace("*", "0")
+    patterns = [name] if "*" in name else [f"*.{name.rpartition('.')[2]}", name]
+    return [pattern for pattern in patterns if not fnmatchcase(example, pattern)][:1]
 
 
 def _saves(tree: ast.Module, names: _Names) -> Iterator[tuple[str, ast.Call]]:

@@ -125,11 +125,20 @@ def test_a_folder_that_is_written_with_more_slashes_is_the_same_place(folder):
         ("torch.save(x, 'ckpt.pt.tmp'); replace('ckpt.pt.tmp', 'ckpt.pt')", "ckpt.pt", ["*.tmp"]),
         ("torch.save(x, 'ckpt.pt.tmp'); Path('ckpt.pt.tmp').replace('ckpt.pt')", "ckpt.pt", ["*.tmp"]),
         ("new = Path('ckpt.pt.tmp'); torch.save(x, new); new.rename(Path('ckpt.pt'))", "ckpt.pt", ["*.tmp"]),
+        ("torch.save(x, 'new.pt'); os.replace('new.pt', 'last.pt')", "last.pt", ["new.pt"]),
+        ("torch.save(x, f'new-{i}.pt'); os.replace(f'new-{i}.pt', f'out/{i}.pt')", "out/*.pt", ["new-*.pt"]),
+        ("torch.save(x, f'a/{i}.pt'); os.replace(f'a/{i}.pt', f'out/{i}.pt')", "out/*.pt", []),
     ],
 )
 def test_a_rename_is_one_of_files_and_not_of_parts_of_a_text(line, checkpoint, incomplete):
     found = inspect(f"import os, shutil, torch\nfrom os import replace\nfrom pathlib import Path\n{line}\n", [])
     assert (found.checkpoint, found.incomplete) == (checkpoint, incomplete)
+
+
+def test_a_folder_that_the_source_does_not_name_is_told():
+    found = inspect("import torch\nfor i in range(3):\n    torch.save(x, load_settings().out / 'last.pt')\n", [])
+    assert found.checkpoint == "*/last.pt"
+    assert "checkpoint: in which folder? `*` is the name of one folder, and of no path" in found.notes
 
 
 FINAL = """
