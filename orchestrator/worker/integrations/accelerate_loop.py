@@ -18,6 +18,9 @@ from kgorch.worker.integrations.accelerate_carrier import AccelerateCarrier
 from kgorch.worker.integrations.accelerate_loader import StepLoader
 from kgorch.worker.session import Session
 
+PREPARES = ("prepare", "prepare_model", "prepare_data_loader", "prepare_optimizer", "prepare_scheduler")
+"""Methods of an Accelerator that give what is carried. The first one calls the others."""
+
 WRITES = ("save", "save_state", "save_model", "log")
 """Methods of an Accelerator whose results stay: nothing is written again, with other weights, in epochs that are done."""
 
@@ -31,7 +34,8 @@ ASIDE = ".kgorch-aside"
 def adapt(module: ModuleType) -> None:
     """Adapt `accelerate.accelerator`."""
     cls: Any = module.Accelerator
-    cls.prepare = _tracked(cls.prepare)
+    for name in PREPARES:
+        setattr(cls, name, _tracked(getattr(cls, name)))
     cls.save_state = _numbered(cls.save_state)
     for name in WRITES:
         setattr(cls, name, _silent(getattr(cls, name)))
@@ -46,10 +50,16 @@ def adapt(module: ModuleType) -> None:
 def _tracked(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self, "_kgorch_prepares", False):
+            return original(self, *args, **kwargs)
         carried: AccelerateCarrier | None = getattr(self, "_kgorch", None)
         if carried is not None and carried.is_freed and any(isinstance(item, torch.optim.Optimizer) for item in args):
             carried.start_over()
-        prepared = original(self, *args, **kwargs)
+        self._kgorch_prepares = True
+        try:
+            prepared = original(self, *args, **kwargs)
+        finally:
+            self._kgorch_prepares = False
         items = prepared if isinstance(prepared, tuple) else (prepared,)
         carried = _carrier_of(self, items)
         if carried is None:

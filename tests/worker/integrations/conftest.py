@@ -72,7 +72,7 @@ def accelerated(monkeypatch):
     library = pytest.importorskip("accelerate.accelerator")
     from accelerate.state import GradientState
 
-    for name in ("prepare", "load_state", "free_memory", *accelerate_loop.WRITES):
+    for name in (*accelerate_loop.PREPARES, "load_state", "free_memory", *accelerate_loop.WRITES):
         monkeypatch.setattr(library.Accelerator, name, getattr(library.Accelerator, name))
     for name in accelerate_loop.SKIPPING:
         monkeypatch.setattr(f"{name}.skip_first_batches", library.skip_first_batches)

@@ -68,6 +68,32 @@ def test_a_script_that_trains_with_nothing_of_the_checkpoint_fails(accelerated, 
         accelerated(lambda accelerator: script(accelerator, **given), saved=cut.value.saved)
 
 
+@pytest.mark.parametrize("cut_at", [4, 6, 8, 14])
+@pytest.mark.parametrize("order", [["model", "optimizer", "loader"], ["loader", "model", "optimizer"]])
+def test_what_is_prepared_by_methods_of_its_own_is_carried(accelerated, order, cut_at):
+    def script(accelerator):
+        seen, model = [], nn.Linear(1, 1)
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
+        things = {"model": model, "optimizer": optimizer, "loader": shuffled()}
+        prepares = {
+            "model": accelerator.prepare_model,
+            "optimizer": accelerator.prepare_optimizer,
+            "loader": accelerator.prepare_data_loader,
+        }
+        made = {name: prepares[name](things[name]) for name in order}
+        scheduler = accelerator.prepare_scheduler(scheduler)
+        for _ in range(3):
+            for batch in made["loader"]:
+                seen.append(samples(batch))
+                train_batch(accelerator, made["model"], made["optimizer"], batch)
+                scheduler.step()
+        return seen, weights_of(made["model"]), scheduler.get_last_lr()
+
+    (steps, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
+    assert steps == 18 and goes_on(resumed, whole, cut_at)
+
+
 @pytest.mark.parametrize("cut_at", [5, 6, 8, 14])
 def test_a_model_that_is_prepared_again_in_each_epoch_is_the_same_one(accelerated, cut_at):
     def script(accelerator):
