@@ -26,8 +26,9 @@ Number = bool | int | float | None
 Numbers = dict[str, dict[str, Number]]
 """By function and variable."""
 
-MOST = 300
-"""Limit of a function's numbers; those of the others begin anew."""
+MOST, LONGEST, LARGEST = 300, 64, 1 << 63
+"""Limits of a training: numbers of its functions, the innermost first; characters of a name; absolute value of an integer. What is
+beyond them begins anew."""
 
 NEAR_S = 60.0
 """A number that no clock has shown since the process began, less so many seconds, is no reading of one."""
@@ -50,24 +51,24 @@ class ScriptNumbers:
     def look(self) -> None:
         """The script iterates its first loader: what has other values where it goes on got them in epochs that are done."""
         if self._session.resumed:
-            self._first = {function: _numbers_of(frame) for function, frame in _functions()}
+            self._first = {function: values for function, _, values in _numbers_now()}
 
     def restore(self) -> list[str]:
         """The session goes on. Returns: names of the variables that have got other values than they had."""
         (moved, still), self._saved, names = self._saved, ({}, {}), []
-        for function, frame in _functions() if moved or still else ():
-            now, first = _numbers_of(frame), self._first.get(function)
+        for function, frame, now in _numbers_now() if moved or still else ():
+            first = self._first.get(function)
             changed = {name for name in now if first is not None and _differs(first, name, now[name], is_new=True)}
             values = {name: value for name, value in still.get(function, {}).items() if name in changed}
-            names += _set(frame, values | moved.get(function, {}))
+            names += _set(frame, now, values | moved.get(function, {}))
         self._first = {}
         return sorted(names)
 
     def note(self) -> None:
         """A step begins: checkpoints have the numbers of now."""
         moved, still = {**self._moved}, {**self._still}
-        for function, frame in _functions():
-            values, before = _numbers_of(frame), self._before.get(function, {})
+        for function, _, values in _numbers_now():
+            before = self._before.get(function, {})
             names = self._names.setdefault(function, set())
             names |= {name for name, value in values.items() if _differs(before, name, value)}
             self._before[function] = values
@@ -105,51 +106,60 @@ def _differs(before: Mapping[str, Number], name: str, value: Number, *, is_new: 
     return is_new if name not in before else before[name] is not value and before[name] != value
 
 
-def _functions() -> list[tuple[str, FrameType]]:
-    """The running functions of the script by name, the outermost first; one that calls itself has a number besides."""
+def _numbers_now() -> list[tuple[str, FrameType, dict[str, Number]]]:
+    """The running functions of the script by name, and the numbers that they have in variables."""
     counts: Counter[str] = Counter()
-    result = []
+    functions = []
     for frame in reversed(frames_of_script()):
         name = frame.f_code.co_qualname
         counts[name] += 1
-        result.append((name if counts[name] == 1 else f"{name} {counts[name]}", frame))
+        functions.append((name if counts[name] == 1 else f"{name} {counts[name]}", frame))  # one that calls itself
+    result, left = [], MOST
+    for name, frame in reversed(functions):
+        values = frame.f_globals.copy() if _is_module(frame) else variables_of(frame)
+        numbers = (
+            (name, float(value) if isinstance(value, float) else value)
+            for name, value in values.items()
+            if not name.startswith("__") and len(name) <= LONGEST and _is_number(value)
+        )
+        result.append((name, frame, dict(itertools.islice(numbers, left))))
+        left -= len(result[-1][2])
     return result
 
 
-def _numbers_of(frame: FrameType) -> dict[str, Number]:
-    """The numbers that this function has in variables."""
-    is_module = not _is_function(frame)
-    values = (
-        (name, float(value) if isinstance(value, float) else value)
-        for name, value in (frame.f_globals if is_module else variables_of(frame)).copy().items()
-        if (type(value) in (bool, int, type(None)) or isinstance(value, float)) and not name.startswith("__")
-    )
-    return dict(itertools.islice(((name, value) for name, value in values if not _is_clock(value)), MOST))
+def _is_number(value: Any) -> bool:
+    """Whether it is a number, and no reading of a clock."""
+    if type(value) is int:
+        return -LARGEST < value < LARGEST
+    return type(value) in (bool, type(None)) or (isinstance(value, float) and not _is_clock(value))
 
 
-def _is_clock(value: Number) -> bool:
+def _is_clock(value: float) -> bool:
     """Whether a clock may have shown it since this process began."""
-    if not isinstance(value, float) or value.is_integer():
-        return False
     age_s = time.monotonic() - _began_s + NEAR_S
     return any(0 <= now_s - value <= age_s for now_s in (time.time(), time.monotonic()))
 
 
-def _is_function(frame: FrameType) -> bool:
-    """And not a module, whose variables are its globals."""
-    return bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
+def _is_module(frame: FrameType) -> bool:
+    """And not a function: its variables are its globals."""
+    return not frame.f_code.co_flags & inspect.CO_OPTIMIZED
 
 
-def _set(frame: FrameType, values: Mapping[str, Number]) -> list[str]:
+def _set(frame: FrameType, now: Mapping[str, Number], values: Mapping[str, Number]) -> list[str]:
     """Give variables of a running function these values. Returns: the names of those that have changed.
 
     None of them takes the place of anything that is no number.
+
+    Args:
+        now: the numbers that it has.
     """
-    now = _numbers_of(frame)
-    others = frame.f_globals.keys() if not _is_function(frame) else variables_of(frame).keys()
-    new = {name: value for name, value in values.items() if name in now or name not in others}
-    new = {name: value for name, value in new.items() if _differs(now, name, value, is_new=True)}
-    if not _is_function(frame):
+    others = frame.f_globals.keys() if _is_module(frame) else variables_of(frame).keys()
+    new = {
+        name: value
+        for name, value in values.items()
+        if (name in now or name not in others) and _differs(now, name, value, is_new=True)
+    }
+    if _is_module(frame):
         frame.f_globals.update(new)
         return [*new]
     names = {*frame.f_code.co_varnames, *frame.f_code.co_cellvars, *frame.f_code.co_freevars}
@@ -165,11 +175,7 @@ def _set(frame: FrameType, values: Mapping[str, Number]) -> list[str]:
 def _numbers(saved: Any) -> Numbers:
     """Those of a checkpoint, which may be a stranger's."""
     return {
-        function: {
-            name: value
-            for name, value in itertools.islice(values.items(), MOST)
-            if isinstance(name, str) and name.isidentifier() and type(value) in (bool, int, float, type(None))
-        }
+        function: {name: value for name, value in values.items() if isinstance(name, str) and _is_number(value)}
         for function, values in (saved.items() if isinstance(saved, dict) else ())
         if isinstance(values, dict)
     }

@@ -184,3 +184,26 @@ def test_a_checkpoint_of_a_stranger_gives_variables_nothing_but_numbers(accelera
     assert accelerated(script, saved=cut.value.saved)[1] == (4 + 1, "out")
     remembered["moved"] = value
     accelerated(script, saved=cut.value.saved)
+
+
+def test_more_numbers_than_a_checkpoint_takes_end_no_training(accelerated):
+    """The function of the loop has its own first."""
+    made = "\n    ".join(f"number_{index} = {index}" for index in range(5000))
+    source = f"""
+def script(accelerator):
+    {made}
+    def train():
+        step, large = 0, 1
+        model, optimizer, loader = prepared(accelerator, 12)
+        for _ in range(2):
+            for batch in loader:
+                train_batch(accelerator, model, optimizer, batch)
+                step += 1
+                large *= 10**3000
+        return step
+    return train()
+"""
+    names = {"prepared": prepared, "train_batch": train_batch}
+    exec(source, names)
+    (_, whole), (_, resumed) = whole_and_resumed(accelerated, names["script"], 8)
+    assert whole == resumed == 12
