@@ -30,10 +30,10 @@ MOST, LONGEST, LARGEST = 300, 64, 1 << 63
 """Limits of a training: numbers of its functions, the innermost first; characters of a name; absolute value of an integer. What is
 beyond them begins anew."""
 
-NEAR_S = 60.0
-"""A number that no clock has shown since the process began, less so many seconds, is no reading of one."""
+EARLIER_S = 60.0
+"""A clock may have been read so long before this module was imported."""
 
-_began_s = time.monotonic()
+_began = (time.time() - EARLIER_S, time.monotonic() - EARLIER_S)
 
 
 class ScriptNumbers:
@@ -47,6 +47,9 @@ class ScriptNumbers:
         """Of the variables that have moved."""
         self._first: Numbers = {}
         self._before: Numbers = {}
+        self._clocks: dict[str, set[str]] = {}
+        """Names of the variables that hold a reading of a clock."""
+        self._noted = _began  # what the clocks have shown where the step before began
 
     def look(self) -> None:
         """The script iterates its first loader: what has other values where it goes on got them in epochs that are done."""
@@ -66,14 +69,17 @@ class ScriptNumbers:
 
     def note(self) -> None:
         """A step begins: checkpoints have the numbers of now."""
-        moved, still = {**self._moved}, {**self._still}
+        moved, still, shown = {**self._moved}, {**self._still}, (time.time(), time.monotonic())
         for function, _, values in _numbers_now():
-            before = self._before.get(function, {})
-            names = self._names.setdefault(function, set())
-            names |= {name for name, value in values.items() if _differs(before, name, value)}
+            before, names = self._before.get(function, {}), self._names.setdefault(function, set())
+            changed = {name for name, value in values.items() if _differs(before, name, value, is_new=True)}
+            names |= changed & before.keys()
+            read = {name for name in changed if _is_between(values[name], self._noted, shown)}
+            clocks = self._clocks[function] = (self._clocks.get(function, set()) - changed) | read
             self._before[function] = values
-            moved[function] = {name: value for name, value in values.items() if name in names}
-            still[function] = {name: value for name, value in values.items() if name not in names}
+            moved[function] = {name: value for name, value in values.items() if name in names - clocks}
+            still[function] = {name: value for name, value in values.items() if name not in names | clocks}
+        self._noted = shown
         if moved != self._moved:
             self._moved = moved
             self._session.remember(moved={function: values for function, values in moved.items() if values})
@@ -128,16 +134,13 @@ def _numbers_now() -> list[tuple[str, FrameType, dict[str, Number]]]:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a number, and no reading of a clock."""
-    if type(value) is int:
-        return -LARGEST < value < LARGEST
-    return type(value) in (bool, type(None)) or (isinstance(value, float) and not _is_clock(value))
+    kind = type(value)
+    return -LARGEST < value < LARGEST if kind is int else kind in (bool, type(None)) or isinstance(value, float)
 
 
-def _is_clock(value: float) -> bool:
-    """Whether a clock may have shown it since this process began."""
-    age_s = time.monotonic() - _began_s + NEAR_S
-    return any(0 <= now_s - value <= age_s for now_s in (time.time(), time.monotonic()))
+def _is_between(value: Number, earlier: tuple[float, float], later: tuple[float, float]) -> bool:
+    """Whether one of the clocks has shown the value in between."""
+    return isinstance(value, float) and any(first <= value <= last for first, last in zip(earlier, later, strict=True))
 
 
 def _is_module(frame: FrameType) -> bool:

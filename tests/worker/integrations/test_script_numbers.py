@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from cut_session import Cut
 from small_trainings import numbers, train_batch, weights_of, whole_and_resumed
 from torch import nn
 from torch.utils.data import DataLoader
+
+from kgorch.worker.integrations import script_numbers
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -163,6 +166,25 @@ def test_what_belongs_to_a_session_stays_as_it_is_there(accelerated, capfd, cut_
     assert max(map(max, took_s)) < 60
     said = [line for line in capfd.readouterr().err.splitlines() if "have got their values back" in line]
     assert said == ["kgorch: variables of the script that have got their values back: step"]
+
+
+def test_a_score_is_no_reading_of_a_clock_on_a_machine_that_has_just_booted(accelerated, monkeypatch):
+    booted_s = time.monotonic() - 120
+    clocks = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() - booted_s)
+    monkeypatch.setattr(script_numbers, "time", clocks)
+    monkeypatch.setattr(script_numbers, "_began", (0.0, 0.0))
+
+    def script(accelerator):
+        accuracy = 90.0
+        model, optimizer, train = prepared(accelerator, 12)
+        for _ in range(3):
+            for batch in train:
+                train_batch(accelerator, model, optimizer, batch)
+                accuracy += 0.5
+        return accuracy
+
+    (_, whole), (_, resumed) = whole_and_resumed(accelerated, script, 8)
+    assert whole == resumed == 99.0
 
 
 @pytest.mark.parametrize("value", ["text", [1], {"step": 1}, "0" * 10**6])
