@@ -242,7 +242,8 @@ def _find_checkpoint(tree: ast.Module, names: _Names, found: ProgramFindings) ->
 def _incomplete(old: str, final: str) -> list[str]:
     """Names of what is being written, which is then renamed; none that the checkpoint has itself."""
     name, example = old.rpartition("/")[2], final.rpartition("/")[2].replace("*", "0")
-    patterns = [name] if "*" in name else [f"*.{name.rpartition('.')[2]}", name]
+    stem, _, suffix = name.rpartition(".")
+    patterns = [f"*.{suffix}", name] if stem and "*" not in suffix else [name]
     return [pattern for pattern in patterns if not fnmatchcase(example, pattern)][:1]
 
 
