@@ -56,18 +56,18 @@ def command(program: Path, words: tuple[str, ...], out: Path, only_print: bool, 
     foreign = foreign or not is_carried(found)
     text = plan_text(entry, list(words), found, is_foreign=foreign)
     parse(text, out.name)  # what is written is a plan
-    for note in found.notes if foreign else ():
-        render.echo(f"not found: {note}", err=True)
-    if only_print:
-        render.echo(text, nl=False)
-        return 0
-    if os.path.lexists(out):
+    if not only_print and os.path.lexists(out):
         again = shlex.join(["kgorch", "adopt", str(program), "--print", *(["--", *words] if words else [])])
         raise KgorchError(
             f"{out} exists already; nothing was written",
             next_step=f"{again}, or --out another.toml",
             error_code="KG503",
         )
+    for note in found.notes if foreign else ():
+        render.echo(f"not found: {note}", err=True)
+    if only_print:
+        render.echo(text, nl=False)
+        return 0
     try:
         files.write(out, text.encode())
     except OSError as error:
