@@ -19,21 +19,29 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any, cast
 
+import numpy as np
+
 from kgorch.worker.audit.script_objects import frames_of_script, is_of_script, variables_of
 from kgorch.worker.session import Session
 
-Number = bool | int | float | None
+Number = int | float | np.generic | None
 Numbers = dict[str, dict[str, Number]]
-"""By function and variable."""
+"""By function and variable. A bool is none: a checkpoint may be a stranger's, and a switch is not for it to turn."""
 
 MOST, LONGEST, LARGEST = 300, 64, 1 << 63
-"""Limits of a training: numbers of its functions, the innermost first; characters of a name; absolute value of an integer. What is
-beyond them begins anew."""
+"""Limits of a step: numbers of the running functions, the innermost and the newest first; characters of a name; absolute value of
+an integer. What is beyond them begins anew."""
 
 EARLIER_S = 60.0
 """A clock may have been read so long before this module was imported."""
 
-_began = (time.time() - EARLIER_S, time.monotonic() - EARLIER_S)
+
+def _clocks() -> tuple[float, ...]:
+    """What they show, in seconds."""
+    return time.time(), time.monotonic(), time.process_time()
+
+
+_began = tuple(shown_s - EARLIER_S for shown_s in _clocks())
 
 
 class ScriptNumbers:
@@ -64,12 +72,13 @@ class ScriptNumbers:
             changed = {name for name in now if first is not None and _differs(first, name, now[name], is_new=True)}
             values = {name: value for name, value in still.get(function, {}).items() if name in changed}
             names += _set(frame, now, values | moved.get(function, {}))
+        self._before = {function: values for function, _, values in _numbers_now()}  # they are no readings of a clock
         self._first = {}
         return sorted(names)
 
     def note(self) -> None:
         """A step begins: checkpoints have the numbers of now."""
-        moved, still, shown = {**self._moved}, {**self._still}, (time.time(), time.monotonic())
+        moved, still, shown = {}, {}, _clocks()
         for function, _, values in _numbers_now():
             before, names = self._before.get(function, {}), self._names.setdefault(function, set())
             changed = {name for name, value in values.items() if _differs(before, name, value, is_new=True)}
@@ -123,24 +132,30 @@ def _numbers_now() -> list[tuple[str, FrameType, dict[str, Number]]]:
     result, left = [], MOST
     for name, frame in reversed(functions):
         values = frame.f_globals.copy() if _is_module(frame) else variables_of(frame)
-        numbers = (
-            (name, float(value) if isinstance(value, float) else value)
-            for name, value in values.items()
-            if not name.startswith("__") and len(name) <= LONGEST and _is_number(value)
-        )
-        result.append((name, frame, dict(itertools.islice(numbers, left))))
+        numbers = [(name, value) for name, value in values.items() if _is_name(name) and _is_number(value)]
+        result.append((name, frame, dict(numbers[max(0, len(numbers) - left) :])))
         left -= len(result[-1][2])
     return result
 
 
+def _is_name(name: Any) -> bool:
+    """Whether a variable of this name is noted."""
+    return isinstance(name, str) and name.isascii() and len(name) <= LONGEST and not name.startswith("__")
+
+
 def _is_number(value: Any) -> bool:
     kind = type(value)
-    return -LARGEST < value < LARGEST if kind is int else kind in (bool, type(None)) or isinstance(value, float)
+    if issubclass(kind, np.generic):
+        return value.dtype.kind in "iuf"
+    return -LARGEST < value < LARGEST if kind is int else kind in (float, type(None))
 
 
-def _is_between(value: Number, earlier: tuple[float, float], later: tuple[float, float]) -> bool:
-    """Whether one of the clocks has shown the value in between."""
-    return isinstance(value, float) and any(first <= value <= last for first, last in zip(earlier, later, strict=True))
+def _is_between(value: Number, earlier: tuple[float, ...], later: tuple[float, ...]) -> bool:
+    """Whether one of the clocks has shown the value in between, in seconds or as an integer of nanoseconds."""
+    if value is None:
+        return False
+    shown_s = value / 1e9 if isinstance(value, int) else float(value)
+    return any(first <= shown_s <= last for first, last in zip(earlier, later, strict=True))
 
 
 def _is_module(frame: FrameType) -> bool:
@@ -160,7 +175,7 @@ def _set(frame: FrameType, now: Mapping[str, Number], values: Mapping[str, Numbe
     new = {
         name: value
         for name, value in values.items()
-        if (name in now or name not in others) and _differs(now, name, value, is_new=True)
+        if (name in now or (name not in others and not _is_module(frame))) and _differs(now, name, value, is_new=True)
     }
     if _is_module(frame):
         frame.f_globals.update(new)
@@ -177,8 +192,13 @@ def _set(frame: FrameType, now: Mapping[str, Number], values: Mapping[str, Numbe
 
 def _numbers(saved: Any) -> Numbers:
     """Those of a checkpoint, which may be a stranger's."""
-    return {
-        function: {name: value for name, value in values.items() if isinstance(name, str) and _is_number(value)}
+    found: Numbers = {}
+    numbers = (
+        (function, name, value)
         for function, values in (saved.items() if isinstance(saved, dict) else ())
-        if isinstance(values, dict)
-    }
+        for name, value in (values.items() if isinstance(values, dict) else ())
+        if isinstance(function, str) and _is_name(name) and _is_number(value)
+    )
+    for function, name, value in itertools.islice(numbers, MOST):
+        found.setdefault(function, {})[name] = value
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from types import SimpleNamespace
+import weakref
 
 import numpy as np
 import pytest
@@ -89,7 +89,7 @@ def test_the_best_score_and_the_sums_of_a_cut_epoch_go_on(accelerated, is_divide
         return means[-1], weights_of(model)
 
     def whole(accelerator):
-        best, best_epoch, is_last, means = math.inf, -1, False, []
+        best, best_epoch, means = math.inf, -1, []
         model, optimizer, train, other = prepared(accelerator, 12, 6)
         for epoch in range(3):
             total = 0.0
@@ -99,8 +99,7 @@ def test_the_best_score_and_the_sums_of_a_cut_epoch_go_on(accelerated, is_divide
             score = evaluated(model, other)
             if score < best:
                 best, best_epoch = score, epoch
-            is_last = epoch == 2
-            means.append((total / len(train), best, best_epoch, is_last))
+            means.append((total / len(train), best, best_epoch))
         return means[-1], weights_of(model)
 
     (_, first), (_, resumed) = whole_and_resumed(accelerated, divided if is_divided else whole, cut_at)
@@ -170,9 +169,8 @@ def test_what_belongs_to_a_session_stays_as_it_is_there(accelerated, capfd, cut_
 
 def test_a_score_is_no_reading_of_a_clock_on_a_machine_that_has_just_booted(accelerated, monkeypatch):
     booted_s = time.monotonic() - 120
-    clocks = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() - booted_s)
-    monkeypatch.setattr(script_numbers, "time", clocks)
-    monkeypatch.setattr(script_numbers, "_began", (0.0, 0.0))
+    monkeypatch.setattr(script_numbers, "_clocks", lambda: (time.time(), time.monotonic() - booted_s, 0.0))
+    monkeypatch.setattr(script_numbers, "_began", (0.0, 0.0, 0.0))
 
     def script(accelerator):
         accuracy = 90.0
@@ -183,8 +181,49 @@ def test_a_score_is_no_reading_of_a_clock_on_a_machine_that_has_just_booted(acce
                 accuracy += 0.5
         return accuracy
 
-    (_, whole), (_, resumed) = whole_and_resumed(accelerated, script, 8)
-    assert whole == resumed == 99.0
+    assert whole_cut_twice(accelerated, script) == [99.0, 99.0]
+
+
+def whole_cut_twice(accelerated, script) -> list[object]:
+    """What a training gives, and what it gives in three sessions."""
+    (_, whole), saved = accelerated(script), None
+    for cut_at in (8, 13):
+        with pytest.raises(Cut) as cut:
+            accelerated(script, cut_at, saved)
+        saved = cut.value.saved
+    return [whole, accelerated(script, saved=saved)[1]]
+
+
+def test_numbers_of_numpy_go_on_as_what_they_are(accelerated):
+    def script(accelerator):
+        done, best = np.int64(0), np.float32(72.5)
+        model, optimizer, train = prepared(accelerator, 12)
+        for _ in range(3):
+            for batch in train:
+                train_batch(accelerator, model, optimizer, batch)
+                done += 1
+                best -= np.float32(0.5)
+        return done.item(), best.item(), best.dtype
+
+    whole, resumed = whole_cut_twice(accelerated, script)
+    assert whole == resumed == (18, 63.5, np.float32)
+
+
+def test_a_reference_to_what_is_gone_and_a_switch_are_no_numbers(accelerated):
+    def script(accelerator):
+        gone, is_safe, step = weakref.proxy(nn.Linear(1, 1)), True, 0
+        model, optimizer, train = prepared(accelerator, 12)
+        for _ in range(3):
+            for batch in train:
+                train_batch(accelerator, model, optimizer, batch)
+                step += 1
+        return is_safe, type(gone)
+
+    with pytest.raises(Cut) as cut:
+        accelerated(script, 8)
+    [moved] = [values for values in cut.value.saved._own["remembered"]["moved"].values() if "step" in values]
+    moved |= {"is_safe": 0}
+    assert accelerated(script, saved=cut.value.saved)[1][0] is True
 
 
 @pytest.mark.parametrize("value", ["text", [1], {"step": 1}, "0" * 10**6])
