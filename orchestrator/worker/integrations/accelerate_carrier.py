@@ -86,6 +86,7 @@ class AccelerateCarrier:
         resumed = session.resumed
         self.trained: dict[str, int] = {name: bits_of(text) for name, text in resumed.get("trained", {}).items()}
         self._counts: dict[str, int] = resumed.get("counts", {})  # iterations of the training loaders
+        self._saved_counts = {**self._counts}
         self._saved_at: list[Any] | None = _whole(resumed.get("at"))
         """Name and number of the iteration whose batch the newest step begins with; whether it is over; whether it had no more."""
         self._saved_number: float = resumed.get("number", math.inf)  # of loaders that were prepared
@@ -233,12 +234,12 @@ class AccelerateCarrier:
         custom = {f"custom{number}": item for number, item in enumerate(self._accelerator._custom_objects)}
         scaler = getattr(self._accelerator, "scaler", None)
         self.session.track(**things, **custom, **({"scaler": scaler} if scaler is not None else {}))
+        self._restore_numbers()
+
+    def _restore_numbers(self) -> None:
         if (names := self._numbers.restore()) and self.session.rank == 0:
-            print(
-                f"kgorch: variables of the script that have got their values back: {', '.join(names)}",
-                file=sys.stderr,
-                flush=True,
-            )
+            said = f"kgorch: variables of the script that have got their values back: {', '.join(names)}"
+            print(said, file=sys.stderr, flush=True)
 
     def _end_replay(self) -> None:
         """Clear what the epochs that are done have left, where no checkpoint holds it."""
@@ -289,6 +290,7 @@ class AccelerateCarrier:
         if self.outer is loader and loader.iterations == number:
             self.outer = None
             if self._at and self._at[:2] == [loader.name, number]:
+                self._numbers.note()
                 self._remember_at([loader.name, number, True, False])
 
     def gives(self, loader: StepLoader, number: int) -> str:
@@ -313,7 +315,7 @@ class AccelerateCarrier:
             self.begin()
         is_trained = self._is_trained(loader, number)
         if resumed.is_finished:
-            is_further = self.is_driver(loader) and number > self._counts.get(loader.name, 0)
+            is_further = self.is_driver(loader) and number > self._saved_counts.get(loader.name, 0)
             return "nothing" if is_trained or is_further else "all"
         if not number and self.outer is loader:
             return "all"
@@ -347,6 +349,8 @@ class AccelerateCarrier:
         elif self._saved_at and is_place and self._saved_at[3]:
             self.begin()
             return "place"
+        elif self._saved_at and is_place and self._saved_at[2]:
+            self._restore_numbers()  # before the code between two epochs; all else with the next epoch
         return "nothing"
 
     def _begins(self, loader: StepLoader, number: int) -> bool:

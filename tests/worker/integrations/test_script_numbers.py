@@ -106,6 +106,44 @@ def test_the_best_score_and_the_sums_of_a_cut_epoch_go_on(accelerated, is_divide
     assert resumed == first
 
 
+def counted(epochs: int, limit: int = 1000):
+    """A script that notes what it has at the beginning and at the end of each epoch."""
+
+    def script(accelerator):
+        notes, done = [], 0
+        model, optimizer, train = prepared(accelerator, 12)
+        for epoch in range(epochs):
+            total, begun_at = 0, done
+            for batch in train:
+                train_batch(accelerator, model, optimizer, batch)
+                done += 1
+                total += 1
+                if done >= limit:
+                    break
+            notes.append((epoch, begun_at, total, done))
+            if done >= limit:
+                break
+        return notes, weights_of(model)
+
+    return script
+
+
+def test_a_training_that_is_extended_goes_on_with_its_numbers(accelerated):
+    _, whole = accelerated(counted(4))
+    accelerated(counted(2))
+    saved = accelerated.session.saved()
+    assert accelerated(counted(4), saved=saved)[1][0][-2:] == whole[0][-2:] == [(2, 12, 6, 18), (3, 18, 6, 24)]
+
+
+@pytest.mark.parametrize("limit", [8, 12])
+def test_a_training_that_has_ended_at_its_count_is_over_when_it_is_started_again(accelerated, limit):
+    steps, whole = accelerated(counted(5, limit))
+    assert steps == limit
+    saved = accelerated.session.saved(is_final=True)
+    again = accelerated(counted(5, limit), saved=saved)[1]
+    assert (again[0][-1][3], again[1]) == (limit, whole[1])
+
+
 def bar(items):
     return tqdm.tqdm(items, disable=None)
 
