@@ -298,8 +298,6 @@ class AccelerateCarrier:
 
         "one": a batch to no effect; "nothing"; "all" without its place; "place": what is left by its place.
         """
-        if not self.has_started:
-            self._numbers.look()
         resumed, was_begun, self.has_started = self.session.resumed, self.is_begun, True
         if self.is_replaying and not (number and self._begins(loader, number)):
             if loader.number is not None and loader.number < resumed.get("freed", 0):
@@ -308,7 +306,9 @@ class AccelerateCarrier:
             if is_epoch and not self._is_replay_told and self.session.rank == 0:
                 self._is_replay_told = True
                 print(f"kgorch: {REPLAY}", file=sys.stderr, flush=True)
-            self._left -= is_epoch
+            if is_epoch:
+                self._left -= 1
+                self._numbers.set_back()
             # An epoch that an `except StopIteration` begins is one of a loop that counts steps: it would count too many.
             return "nothing" if is_epoch and isinstance(sys.exception(), StopIteration) else "one"
         if not was_begun:

@@ -9,11 +9,14 @@ number, and readings of a clock, which belong to their session.
 from __future__ import annotations
 
 import ctypes
+import dis
+import functools
 import gc
 import inspect
 import itertools
 import sys
 import time
+import types
 from collections import Counter
 from collections.abc import Mapping
 from types import FrameType
@@ -31,6 +34,9 @@ Numbers = dict[str, dict[str, Number]]
 MOST, LONGEST, LARGEST = 300, 64, 1 << 63
 """Limits of a step: numbers of the running functions, the innermost and the newest first; characters of a name; absolute value of
 an integer. What is beyond them begins anew."""
+
+MOST_EPOCHS = 10_000
+"""Epochs that are done and begin with the numbers of the first."""
 
 EARLIER_S = 60.0
 """A clock may have been read so long before this module was imported."""
@@ -54,15 +60,27 @@ class ScriptNumbers:
         self._names = {function: {*values} for function, values in self._moved.items()}
         """Of the variables that have moved."""
         self._first: Numbers = {}
+        """Where the first epoch that is done began."""
+        self._set_back = 0
         self._before: Numbers = {}
         self._clocks: dict[str, set[str]] = {}
         """Names of the variables that hold a reading of a clock."""
         self._noted = _began  # what the clocks have shown where the step before began
 
-    def look(self) -> None:
-        """The script iterates its first loader: what has other values where it goes on got them in epochs that are done."""
-        if self._session.resumed:
+    def set_back(self) -> None:
+        """An epoch that is done begins: with the numbers that the first of them began with.
+
+        All have the same weights, so a script that waits for a better score would end with them. What a `for` or a call has given
+        stays. A loop over numbers of its own that does not come to its place so gets them back no more.
+        """
+        if not self._first:
             self._first = {function: values for function, _, values in _numbers_now()}
+            return
+        self._set_back += 1
+        for function, frame, now in _numbers_now() if self._set_back < MOST_EPOCHS else ():
+            given = _given(frame.f_code)
+            first = self._first.get(function, {}).items()
+            _set(frame, now, {name: value for name, value in first if name in now and name not in given})
 
     def restore(self) -> list[str]:
         """The session goes on. Returns: names of the variables that have got other values than they had."""
@@ -156,6 +174,24 @@ def _is_between(value: Number, earlier: tuple[float, ...], later: tuple[float, .
         return False
     shown_s = value / 1e9 if isinstance(value, int) else float(value)
     return any(first <= shown_s <= last for first, last in zip(earlier, later, strict=True))
+
+
+@functools.lru_cache(maxsize=256)
+def _given(code: types.CodeType) -> frozenset[str]:
+    """The parameters of a function, and the targets of its `for` loops."""
+    names, left = {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]}, 0
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "FOR_ITER":
+            left = 1
+        elif left and instruction.opname == "UNPACK_SEQUENCE":
+            left += (instruction.arg or 1) - 1
+        elif left and instruction.opname.startswith("STORE_"):
+            value = instruction.argval
+            names |= {*value} if isinstance(value, tuple) else {value}  # two instructions in one, since Python 3.13
+            left -= 1
+        else:
+            left = 0
+    return frozenset(names)
 
 
 def _is_module(frame: FrameType) -> bool:

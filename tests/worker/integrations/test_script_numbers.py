@@ -144,6 +144,41 @@ def test_a_training_that_has_ended_at_its_count_is_over_when_it_is_started_again
     assert (again[0][-1][3], again[1]) == (limit, whole[1])
 
 
+@pytest.mark.parametrize("cut_at", [8, 13, 26, 32])
+@pytest.mark.parametrize("looks_before", [False, True])
+def test_a_training_that_waits_for_a_better_score_is_not_ended_by_epochs_that_are_done(
+    accelerated, looks_before, cut_at
+):
+    """Each of them has the score of the same weights, by one batch."""
+
+    def evaluated(model, other) -> float:
+        return sum(abs(model(batch[0]).mean().item() - 40) for batch in other)
+
+    def trained(accelerator, model, optimizer, train, other, epochs):
+        best, patience, scores = math.inf, 0, []
+        for epoch in range(epochs):
+            for batch in train:
+                train_batch(accelerator, model, optimizer, batch)
+            score = evaluated(model, other) if epoch < 5 else math.inf
+            scores.append((epoch, score))
+            if score < best:
+                best, patience = score, 0
+            else:
+                patience += 1
+            if patience >= 3:
+                break
+        return scores[-1], best, patience
+
+    def script(accelerator):
+        model, optimizer, train, other = prepared(accelerator, 12, 6)
+        if looks_before:
+            evaluated(model, other)
+        return *trained(accelerator, model, optimizer, train, other, 20), weights_of(model)
+
+    (steps, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
+    assert steps == 48 and resumed == whole
+
+
 def bar(items):
     return tqdm.tqdm(items, disable=None)
 
