@@ -166,14 +166,15 @@ class StepLoader(FollowedLoader):
         self._leave(running, number if is_whole else 0)
 
     def _rest(self) -> int | None:
-        """Batches of an epoch that continues, where the script has left every epoch before it at one batch; None for all.
+        """Batches of an epoch that continues, where an iterator around it has left all before it at one batch; None for all.
 
-        The script may count them in a variable of its own, which begins anew.
+        Its count begins anew, as that of `zip(range(100), loader)`.
         """
         if self._saved is None or self._ranks_before != self._world:
             return None
         left_at = self.carrier.left_at.get(self.name, 0)
-        return left_at - self.next_batch if 0 < self.next_batch < left_at else None
+        is_left = 0 < self.next_batch < left_at and script_numbers.is_bounded()
+        return left_at - self.next_batch if is_left else None
 
     def _leave(self, running: LoaderFastForward | None, whole: int) -> None:
         """The epoch is over. A loop that leaves it before its end goes on with the next one, also after a resume.

@@ -120,18 +120,30 @@ def count_on(batches: int) -> None:
 
     Its count is an integer behind the head of the object; it is written where the object says the same number.
     """
-    frame, asked = inspect.currentframe(), set()
+    for item in _around((enumerate,)):
+        place = ctypes.c_ssize_t.from_address(id(item) + object.__basicsize__)
+        if place.value == cast(tuple[Any, int], item.__reduce__()[1])[1]:
+            place.value += batches
+
+
+def is_bounded() -> bool:
+    """Whether what asks the loader for a batch may end by itself before it, with a count that begins anew in each session."""
+    return bool(_around((zip, itertools.islice)))
+
+
+def _around(kinds: tuple[type, ...]) -> list[Any]:
+    """The objects of these types through which the script asks for a batch.
+
+    Nothing of this may outlive the call: a loader's iterator that is left has to end at once. So its own frame is not in the set.
+    """
+    own, asked = inspect.currentframe(), set()
+    frame = own and own.f_back
+    del own
     while frame is not None and not is_of_script(frame.f_code.co_filename, frame.f_globals.get("__name__", "")):
         asked.add(frame)
         frame = frame.f_back
-    for item in gc.get_objects():
-        if type(item) is not enumerate:
-            continue
-        around, count = cast(tuple[Any, int], item.__reduce__()[1])
-        if getattr(around, "gi_frame", None) in asked:
-            place = ctypes.c_ssize_t.from_address(id(item) + object.__basicsize__)
-            if place.value == count:
-                place.value += batches
+    found = (item for item in gc.get_objects() if type(item) in kinds)
+    return [item for item in found if any(getattr(one, "gi_frame", None) in asked for one in gc.get_referents(item))]
 
 
 def _differs(before: Mapping[str, Number], name: str, value: Number, *, is_new: bool = False) -> bool:

@@ -211,8 +211,26 @@ def test_an_enumerate_counts_on_in_a_cut_epoch(accelerated, around, cut_at):
                     break
         return counts[-1], len(weights), weights[-1]
 
-    (_, (counts, updates, weights)), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
-    assert resumed[0] == counts and resumed[2] == weights and resumed[1] < updates
+    (steps, (counts, updates, weights)), (again, resumed) = whole_and_resumed(accelerated, script, cut_at)
+    assert steps == again and resumed[0] == counts and resumed[2] == weights and resumed[1] < updates
+
+
+@pytest.mark.parametrize("cut_at", [3, 7, 12, 18])
+@pytest.mark.parametrize("counts", ["enumerate", "a variable"])
+def test_epochs_that_become_longer_end_where_the_script_leaves_them(accelerated, counts, cut_at):
+    def script(accelerator):
+        model, optimizer, train = prepared(accelerator, 40)
+        for epoch in range(3):
+            count = 0
+            for step, batch in enumerate(train):
+                train_batch(accelerator, model, optimizer, batch)
+                count = count + 1
+                if (step + 1 if counts == "enumerate" else count) == 5 * (epoch + 1):
+                    break
+        return weights_of(model)
+
+    whole, resumed = whole_and_resumed(accelerated, script, cut_at)
+    assert whole == resumed and whole[0] == 30
 
 
 @pytest.mark.parametrize("cut_at", [2, 8])
