@@ -38,13 +38,15 @@ an integer. What is beyond them begins anew."""
 MOST_EPOCHS = 10_000
 """Epochs that are done and begin with the numbers of the first."""
 
+NANOSECONDS = 10**9
+
 EARLIER_S = 60.0
 """A clock may have been read so long before this module was imported."""
 
 
 def _clocks() -> tuple[float, ...]:
     """What they show, in seconds."""
-    return time.time(), time.monotonic(), time.process_time()
+    return time.time(), time.monotonic()
 
 
 _began = tuple(shown_s - EARLIER_S for shown_s in _clocks())
@@ -176,15 +178,15 @@ def _is_name(name: Any) -> bool:
 def _is_number(value: Any) -> bool:
     kind = type(value)
     if issubclass(kind, np.generic):
-        return value.dtype.kind in "iuf"
+        return value.dtype.kind in "iuf" and value.dtype.itemsize <= 8
     return -LARGEST < value < LARGEST if kind is int else kind in (float, type(None))
 
 
 def _is_between(value: Number, earlier: tuple[float, ...], later: tuple[float, ...]) -> bool:
     """Whether one of the clocks has shown the value in between, in seconds or as an integer of nanoseconds."""
-    if value is None:
+    if value is None or (isinstance(value, int) and value < NANOSECONDS):
         return False
-    shown_s = value / 1e9 if isinstance(value, int) else float(value)
+    shown_s = value / NANOSECONDS if isinstance(value, int) else float(value)
     return any(first <= shown_s <= last for first, last in zip(earlier, later, strict=True))
 
 

@@ -260,8 +260,8 @@ def test_what_belongs_to_a_session_stays_as_it_is_there(accelerated, capfd, cut_
 
 def test_a_score_is_no_reading_of_a_clock_on_a_machine_that_has_just_booted(accelerated, monkeypatch):
     booted_s = time.monotonic() - 120
-    monkeypatch.setattr(script_numbers, "_clocks", lambda: (time.time(), time.monotonic() - booted_s, 0.0))
-    monkeypatch.setattr(script_numbers, "_began", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(script_numbers, "_clocks", lambda: (time.time(), time.monotonic() - booted_s))
+    monkeypatch.setattr(script_numbers, "_began", (0.0, -1.0))
 
     def script(accelerator):
         accuracy = 90.0
@@ -283,6 +283,25 @@ def whole_cut_twice(accelerated, script) -> list[object]:
             accelerated(script, cut_at, saved)
         saved = cut.value.saved
     return [whole, accelerated(script, saved=saved)[1]]
+
+
+@pytest.mark.parametrize("uptime_s", [20, 10**6])
+def test_a_number_that_only_epochs_that_are_done_have_moved_is_what_it_was(accelerated, monkeypatch, uptime_s):
+    booted_s = time.monotonic() - uptime_s
+    monkeypatch.setattr(script_numbers, "_clocks", lambda: (time.time(), time.monotonic() - booted_s))
+    monkeypatch.setattr(script_numbers, "_began", (time.time() - 60, uptime_s - 60.0))
+
+    def script(accelerator):
+        worse = 0
+        model, optimizer, train = prepared(accelerator, 12)
+        for _ in range(3):
+            for batch in train:
+                train_batch(accelerator, model, optimizer, batch)
+            worse += weights_of(model)[0] < -0.9  # as it was before the first step
+        return worse, weights_of(model)
+
+    (_, whole), (_, resumed) = whole_and_resumed(accelerated, script, 14)
+    assert whole[0] == 0 and whole == resumed
 
 
 def test_numbers_of_numpy_go_on_as_what_they_are(accelerated):
