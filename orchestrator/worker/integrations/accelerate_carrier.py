@@ -86,7 +86,7 @@ class AccelerateCarrier:
         resumed = session.resumed
         self.trained: dict[str, int] = {name: bits_of(text) for name, text in resumed.get("trained", {}).items()}
         self._counts: dict[str, int] = resumed.get("counts", {})  # iterations of the training loaders
-        self._saved_counts = {**self._counts}
+        self._saved_counts = {**self._counts}  # the others grow in this session
         self._saved_at: list[Any] | None = _whole(resumed.get("at"))
         """Name and number of the iteration whose batch the newest step begins with; whether it is over; whether it had no more."""
         self._saved_number: float = resumed.get("number", math.inf)  # of loaders that were prepared

@@ -258,10 +258,15 @@ def test_what_belongs_to_a_session_stays_as_it_is_there(accelerated, capfd, cut_
     assert said == ["kgorch: variables of the script that have got their values back: step"]
 
 
-def test_a_score_is_no_reading_of_a_clock_on_a_machine_that_has_just_booted(accelerated, monkeypatch):
-    booted_s = time.monotonic() - 120
+def up_for(uptime_s: float, monkeypatch) -> None:
+    """The machine has booted so many seconds before this process began."""
+    booted_s = time.monotonic() - uptime_s
     monkeypatch.setattr(script_numbers, "_clocks", lambda: (time.time(), time.monotonic() - booted_s))
-    monkeypatch.setattr(script_numbers, "_began", (0.0, -1.0))
+    monkeypatch.setattr(script_numbers, "_began", (time.time() - 60, uptime_s - 60))
+
+
+def test_a_score_is_no_reading_of_a_clock_on_a_machine_that_has_just_booted(accelerated, monkeypatch):
+    up_for(120, monkeypatch)
 
     def script(accelerator):
         accuracy = 90.0
@@ -287,9 +292,7 @@ def whole_cut_twice(accelerated, script) -> list[object]:
 
 @pytest.mark.parametrize("uptime_s", [20, 10**6])
 def test_a_number_that_only_epochs_that_are_done_have_moved_is_what_it_was(accelerated, monkeypatch, uptime_s):
-    booted_s = time.monotonic() - uptime_s
-    monkeypatch.setattr(script_numbers, "_clocks", lambda: (time.time(), time.monotonic() - booted_s))
-    monkeypatch.setattr(script_numbers, "_began", (time.time() - 60, uptime_s - 60.0))
+    up_for(uptime_s, monkeypatch)
 
     def script(accelerator):
         worse = 0
