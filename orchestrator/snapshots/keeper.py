@@ -13,7 +13,7 @@ Ranks send BufferRequest and SnapshotReady. A `Request` is one of:
     newest         describe the newest snapshot
     fetch          the same, with the descriptors of its images
     persist        write the newest snapshot, unless it is on disk; `persist again`: also then
-    end            the same as persist, then end, unless the disk did not take it
+    end            the same as persist, then end; the answer is False where the disk did not take it, and it goes on
     forget N       drop snapshot N, with which trainings fail
 One thread serves the sockets, another one writes.
 """
@@ -147,9 +147,9 @@ class KeeperServer:
                 self._send(peer, Response(True, ""))
             case Request("persist" | "persist again" | "end" as what):
                 self._store.write_newest(again=what == "persist again")
-                self._deferred.append((peer, lambda: self._send(peer, Response(True, ""))))
                 if what == "end":
                     self._deferred.append((None, self._end_if_saved))  # also where the peer does not wait for the disk
+                self._deferred.append((peer, lambda: self._send(peer, Response(what != "end" or self._is_over))))
                 return True
         return False
 

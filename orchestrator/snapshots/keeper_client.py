@@ -14,6 +14,7 @@ from kgorch.protocol.codec import LineBuffer, ProtocolError
 from kgorch.protocol.messages import Message, Request, Response
 from kgorch.protocol.run_files import KEEPER_SOCKET
 from kgorch.protocol.snapshot_messages import SaveConclusion, SnapshotInfo
+from kgorch.system.process_identity import start_ticks
 
 AGAIN_S = 0.5
 """Seconds between two tries to connect, and between two checks whether the listener is closed."""
@@ -46,7 +47,7 @@ def conclude(folder: Path, conclusion: SaveConclusion) -> None:
 
 
 def end(folder: Path, *, timeout_s: float) -> None:
-    """Have the newest snapshot written, and the keeper end where the disk takes it; return then, or after `timeout_s`."""
+    """Have the newest snapshot written, and the keeper end where the disk takes it; return when it has, or after `timeout_s`."""
     _ask(folder, "end", timeout_s)
 
 
@@ -54,15 +55,24 @@ def _ask(folder: Path, what: str, timeout_s: float) -> Message | None:
     until = time.monotonic() + timeout_s
     try:
         with transport.connect(folder / KEEPER_SOCKET) as connection:
+            pid = transport.peer_credentials(connection)[0]
+            started, lines = start_ticks(pid), LineBuffer()
             transport.send(connection, Request(what))
-            lines = LineBuffer()
             while (left_s := until - time.monotonic()) > 0:
                 for message in transport.receive_messages(connection, lines, patience_s=left_s):
                     if isinstance(message, SnapshotInfo | Response):
+                        if what == "end" and isinstance(message, Response) and message.ok:
+                            _await_exit(pid, started, until)
                         return message
     except (OSError, ProtocolError):  # no keeper, or it was killed meanwhile: the disk still has its checkpoints
         pass
     return None
+
+
+def _await_exit(pid: int, started: int | None, until: float) -> None:
+    """Wait for a process to end: its folder may be removed next, or another keeper started there."""
+    while started is not None and start_ticks(pid) == started and time.monotonic() < until:
+        time.sleep(0.005)
 
 
 class KeeperListener:

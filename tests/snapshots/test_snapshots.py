@@ -33,6 +33,7 @@ from kgorch.errors import KgorchError
 from kgorch.protocol import codec, transport
 from kgorch.protocol.snapshot_messages import BufferRequest, CheckpointWritten, SaveFailure, SnapshotReady
 from kgorch.snapshots import checkpoint_writer, keeper_client
+from kgorch.system.process_identity import start_ticks
 from kgorch.worker.checkpoint import restore_source, state_codec
 from kgorch.worker.checkpoint import snapshot_writer as saving
 from kgorch.worker.checkpoint.snapshot_writer import SnapshotWriter
@@ -169,7 +170,7 @@ def test_a_keeper_that_is_told_to_end_writes_what_only_it_has_and_is_gone(place)
     save(place.saver(), {"model": nn.Linear(4, 4)}, 8, persist=False)
     wait_until(place.newest)
     keeper_client.end(place.folder, timeout_s=20)
-    assert place.keeper.wait(timeout=10) == 0
+    assert start_ticks(place.keeper.pid) is None and place.keeper.wait(timeout=10) == 0
     assert [verify_checkpoint(folder).step for folder in list_checkpoints(place.root)] == [8]
 
 
@@ -189,7 +190,9 @@ def test_a_keeper_that_is_told_to_end_stays_with_what_the_disk_does_not_take_and
     save(place.saver(), {"model": nn.Linear(4, 4)}, 8, persist=False)
     wait_until(place.newest)
     place.root.parent.write_text("stands for a disk that takes nothing")
-    keeper_client.end(place.folder, timeout_s=20)
+    asked_s = time.monotonic()
+    keeper_client.end(place.folder, timeout_s=60)
+    assert time.monotonic() - asked_s < 30, "it waits for the end of a keeper that goes on"
     time.sleep(2.0)
     assert place.keeper.poll() is None and place.newest().step == 8
     place.root.parent.unlink()
