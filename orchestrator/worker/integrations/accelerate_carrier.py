@@ -6,10 +6,10 @@ batch after an optimizer has stepped.
 
 The script begins with its first epoch also where the run continues. Until the iteration of the newest save it replays: each
 iteration gives one batch, with which an optimizer's step does nothing, and the state is restored before the first batch of that
-iteration. So what the script computes in those epochs does not count, nothing of it is saved or logged (accelerate_loop.py), but
-a variable that an epoch sets is set; those that hold a number get it back with the state (script_numbers.py). Alternative: no
-batch at all, with which the loss that most scripts print after an epoch has no value. Where the epoch of the newest save has no
-batch left, or the training is over, the state is restored at the end of its last epoch.
+iteration. So what the script computes in those epochs does not count, nothing of it is saved or logged (accelerate_loop.py,
+kept_files.py), but a variable that an epoch sets is set; those that hold a number get it back with the state (script_numbers.py).
+Alternative: no batch at all, with which the loss that most scripts print after an epoch has no value. Where the epoch of the newest
+save has no batch left, or the training is over, the state is restored at the end of its last epoch.
 
 A script may prepare a loader anew for each epoch: then each of them is a training loader, with the epochs that it has given itself.
 Those that are prepared within an epoch have no part in this: a resumed session prepares fewer of them.
@@ -32,6 +32,7 @@ from kgorch.worker import session_end
 from kgorch.worker.integrations import carrier
 from kgorch.worker.integrations.accelerate_loader import WITHIN, StepLoader, follow_in_place
 from kgorch.worker.integrations.accumulation_windows import AccumulationWindows
+from kgorch.worker.integrations.kept_files import KeptFiles
 from kgorch.worker.integrations.own_state import OwnState
 from kgorch.worker.integrations.prepared_loaders import PreparedLoaders, bits_of, text_of
 from kgorch.worker.integrations.script_numbers import ScriptNumbers
@@ -43,8 +44,8 @@ NOTE = (
 )
 
 REPLAY = (
-    "the script runs through the epochs that are done with one batch each; what it writes there by itself (torch.save,"
-    " save_pretrained) holds weights that are not trained: use accelerator.save (docs/your-training.md)"
+    "the script runs through the epochs that are done with one batch each; files that torch.save and save_pretrained have written"
+    " there stay as they are, what the script writes otherwise is written again (docs/your-training.md)"
 )
 
 SECOND_TRAINING = (
@@ -118,7 +119,7 @@ class AccelerateCarrier:
         _hooks.append(register_optimizer_step_post_hook(lambda *_: self.after_step()))
         self.windows = AccumulationWindows(accelerator, session, lambda: (*self.loaders.values(), *self._earlier))
         self._own_state = OwnState(session.resumed)
-        self._numbers = ScriptNumbers(session)
+        self._numbers, self._kept_files = ScriptNumbers(session), KeptFiles()
         accelerator.register_load_state_pre_hook(lambda _, folder: self._note_loaded(folder))
         session.at_end(self._check_begun)
         carrier.note_version(session, "accelerate")
@@ -244,6 +245,7 @@ class AccelerateCarrier:
     def _end_replay(self) -> None:
         """Clear what the epochs that are done have left, where no checkpoint holds it."""
         self.is_replaying, accelerator = False, self._accelerator
+        self._kept_files.close()
         groups = (group["params"] for item in accelerator._optimizers for group in item.param_groups)
         for weight in itertools.chain(*groups, *(model.parameters() for model in accelerator._models)):
             weight.grad = None
@@ -302,6 +304,7 @@ class AccelerateCarrier:
         if self.is_replaying and not (number and self._begins(loader, number)):
             if loader.number is not None and loader.number < resumed.get("freed", 0):
                 raise torch.cuda.OutOfMemoryError(RAN_OUT)
+            self._kept_files.open()
             is_epoch = bool(number) and self.is_driver(loader)
             if is_epoch and not self._is_replay_told and self.session.rank == 0:
                 self._is_replay_told = True
@@ -447,6 +450,7 @@ class AccelerateCarrier:
         self.session.boundary(open_batches=0, epoch=max(epochs) if len(epochs) > 1 else None)
 
     def _check_begun(self) -> None:
+        self._kept_files.close()
         resumed = self.session.resumed
         if resumed and not self.is_begun and (not resumed.is_finished or self._epochs):
             raise CannotRestore(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import base64
+import io
+import os
+import shutil
 import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import safetensors.torch
 import torch
 from cut_session import Cut
 from small_trainings import goes_on, numbers, train_batch, weights_of, whole_and_resumed
@@ -265,7 +269,7 @@ def test_that_files_of_the_script_are_written_again_is_told_once_where_epochs_ar
                 train_batch(accelerator, model, optimizer, batch)
 
     whole_and_resumed(accelerated, script, 15)
-    assert capfd.readouterr().err.count("weights that are not trained: use accelerator.save") == 1
+    assert capfd.readouterr().err.count("what the script writes otherwise is written again") == 1
 
 
 @pytest.mark.parametrize("cut_at", [3, 4])
@@ -355,3 +359,67 @@ def test_training_epochs_that_are_a_strangers_are_bounded(text, says):
     with pytest.raises(CannotRestore, match=says):
         bits_of(text)
     assert bits_of(text_of(0b1011)) == 0b1011
+
+
+WRITERS = {
+    "torch.save": lambda weights, path: torch.save(weights, path),
+    "by name": lambda weights, path: torch.save(obj=weights, f=str(path)),
+    "safetensors": lambda weights, path: safetensors.torch.save_file(weights, path),
+    "beside it": lambda weights, path: (torch.save(weights, f"{path}.tmp"), Path(f"{path}.tmp").replace(path)),
+    "moved": lambda weights, path: (torch.save(weights, f"{path}.tmp"), shutil.move(f"{path}.tmp", path)),
+}
+
+
+@pytest.mark.parametrize("cut_at", [8, 12, 14, None])
+@pytest.mark.parametrize("how", WRITERS)
+def test_files_of_weights_of_epochs_that_are_done_stay_as_they_are(accelerated, tmp_path, how, cut_at):
+    """As a script that keeps its best weights: in an epoch that is done it would write weights that are not trained over them."""
+    (folder := tmp_path / "weights").mkdir()
+    names = "save", "serialize_file", "rename"
+    before = [getattr(module, name) for module, name in zip((torch, safetensors.torch, os), names, strict=True)]
+
+    def script(accelerator):
+        model, optimizer, train = prepared(accelerator, shuffled())
+        for epoch in range(3):
+            for batch in train:
+                train_batch(accelerator, model, optimizer, batch)
+            for name in (f"epoch{epoch}", "newest"):
+                WRITERS[how](accelerator.unwrap_model(model).state_dict(), folder / name)
+            torch.save(epoch, scratch := io.BytesIO())
+            assert scratch.getvalue()
+
+    def written() -> dict[str, bytes]:
+        return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+    accelerated(script)
+    uncut, saved = written(), accelerated.session.saved(is_final=True)
+    assert uncut.keys() == {"epoch0", "epoch1", "epoch2", "newest"}
+    for file in folder.iterdir():
+        file.unlink()
+    if cut_at:
+        with pytest.raises(Cut) as cut:
+            accelerated(script, cut_at)
+        saved = cut.value.saved
+    else:
+        accelerated(script)
+    accelerated(script, saved=saved)
+    assert written() == uncut
+    assert before == [getattr(module, name) for module, name in zip((torch, safetensors.torch, os), names, strict=True)]
+
+
+def test_a_file_of_an_epoch_that_is_done_is_written_where_it_is_gone(accelerated, tmp_path):
+    (last := tmp_path / "weights" / "last").parent.mkdir()
+
+    def script(accelerator):
+        model, optimizer, train = prepared(accelerator, shuffled())
+        for _ in range(3):
+            for batch in train:
+                train_batch(accelerator, model, optimizer, batch)
+            WRITERS["beside it"](model.state_dict(), last)
+            torch.load(last)
+            assert [file.name for file in last.parent.iterdir()] == ["last"]
+
+    with pytest.raises(Cut) as cut:
+        accelerated(script, 14)
+    last.unlink()
+    accelerated(script, saved=cut.value.saved)
