@@ -105,8 +105,8 @@ class GpuMonitor:
     def check(self) -> None:
         """Abandon a thread that hangs or has failed, and start another one later."""
         now_s = time.monotonic()
+        self._hung_threads = [thread for thread in self._hung_threads if thread.is_alive()]
         if self._thread is None:
-            self._hung_threads = [thread for thread in self._hung_threads if thread.is_alive()]
             if now_s >= self._next_s and len(self._hung_threads) < MAX_HANGING:
                 self._start()
             return

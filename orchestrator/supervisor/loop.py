@@ -23,7 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from kgorch.checkpoint.verifier import Job
 from kgorch.core.codes import EventKind, Phase, Reason
 from kgorch.core.limits.wall import Wall
-from kgorch.core.session import events, lifecycle_state, notification_policy
+from kgorch.core.session import events, notification_policy
 from kgorch.core.session import lifecycle as core
 from kgorch.core.session.events import Event
 from kgorch.core.session.lifecycle import Effect
@@ -356,11 +356,10 @@ class Supervisor:
                 service.stop()
         live.nodes.close()
         self._saves.close()
-        self._checkpoints.verifier.close()
         self._channel.close()
         self._watcher.close()
-        left_s = WRITTEN_S if live.state.wall_s is None else live.state.wall_s - self._clock.now_s()
-        self._recorder.close(min(max(left_s, lifecycle_state.LAST_WORDS_S), WRITTEN_S))
+        self._recorder.close(live.left_s(WRITTEN_S))
+        self._checkpoints.verifier.close()  # the journal's last entries have it delete what may go
         self._observers.close()
 
     # Small parts

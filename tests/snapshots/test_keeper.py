@@ -24,7 +24,9 @@ def _keeper(kgorch: Kgorch) -> psutil.Process:
 
 def _snapshot_beyond(kgorch: Kgorch, step: int) -> int:
     held = wait_until(
-        lambda: (found := keeper_client.newest(_folder(kgorch))) and found.step > step and found, what="snapshot"
+        lambda: (found := keeper_client.newest(_folder(kgorch))) and found.step > step and found,
+        within_s=240,  # after a slow one the next comes later
+        what="snapshot",
     )
     return held.step
 

@@ -205,9 +205,28 @@ def test_a_keeper_whom_nobody_needs_does_not_bring_back_a_run_that_was_removed(p
     place.start_keeper("-c", IMPATIENT)
     save(place.saver(), {"model": nn.Linear(4, 4)}, 8, persist=False)
     wait_until(place.newest)
+    place.keeper.send_signal(signal.SIGSTOP)  # else it may listen anew in the midst of this
     shutil.rmtree(place.folder)
+    place.keeper.send_signal(signal.SIGCONT)
     assert place.keeper.wait(timeout=60) == 0
     assert not place.folder.exists()
+
+
+def test_one_snapshot_that_was_slow_puts_the_next_one_off_for_no_minutes(place, monkeypatch):
+    """Found in the tests: a machine that stood still for a second left a training without snapshots for five minutes."""
+    saver, tracked, fill = place.saver(), {"model": nn.Linear(4, 4)}, saving.SnapshotBuffer.fill
+    save(saver, tracked, 1, persist=False)
+    usual_s = saver.interval_s
+
+    def slow_fill(*args):
+        time.sleep(0.5)
+        return fill(*args)
+
+    monkeypatch.setattr(saving.SnapshotBuffer, "fill", slow_fill)
+    save(saver, tracked, 2, persist=False)
+    assert saver.blocking_s > 0.5 and saver.interval_s == usual_s < 0.5 / saving.OVERHEAD
+    save(saver, tracked, 3, persist=False)
+    assert saver.interval_s >= 0.5 / saving.OVERHEAD, "but a state that takes long is copied as rarely as it costs"
 
 
 def test_of_two_keepers_one_stays(place):

@@ -10,6 +10,7 @@ steps, and on the slot in rank 0's request (`admit`): a buffer that is being wri
 from __future__ import annotations
 
 import json
+import math
 import socket
 import time
 from collections.abc import Callable, Mapping, Set
@@ -126,6 +127,7 @@ class SnapshotWriter:
         self._sharding: Mapping[str, Any] = {}
         self._encoded: dict[str, bytes] = {}
         self.blocking_s, self.error, self.errno = 0.0, "", 0
+        self._blocking_before_s = math.inf
         self.failed_steps: set[int] = set()
 
     @property
@@ -133,7 +135,8 @@ class SnapshotWriter:
         """Seconds between two snapshots; None where none are taken between saves."""
         if self._launch.snapshot_s is None or self._count < 2:
             return None
-        return max(self._launch.snapshot_s, self.blocking_s / OVERHEAD)
+        # the smaller of two: a machine that stood still for a second costs no minutes without snapshots
+        return max(self._launch.snapshot_s, min(self.blocking_s, self._blocking_before_s) / OVERHEAD)
 
     def prepare(self, need_bytes: int, device: torch.device) -> None:
         """Have the buffers allocated and touched before the first step.
@@ -266,6 +269,7 @@ class SnapshotWriter:
             self._make_room(int(error.need * GROWS), patience_s)
             spans = self._image(slot).fill(mine, files, self._number)
         layout = {name or shard: list(span) for name, span in spans.items()}
+        self._blocking_before_s = self.blocking_s or math.inf
         self.blocking_s = time.monotonic() - snapshot.began_s
         assert self._keeper
         transport.send(

@@ -88,6 +88,14 @@ def test_an_expression_that_backtracks_is_interrupted_and_then_not_used_any_more
     assert output.read().problems == []
 
 
+def test_a_machine_that_stands_still_is_no_fault_of_the_expression():
+    with program_output._time_limit(0.05):
+        time.sleep(0.2)
+    with pytest.raises(program_output.MatchTimeout), program_output._time_limit(0.05):
+        while True:
+            pass
+
+
 def test_a_json_file_a_line_of_json_and_the_newest_of_several_files_give_their_numbers(log, tmp_path):
     sources = {"acc": in_file("out/*/state.json", "log.-1.acc"), "loss": in_file("metrics.jsonl", "loss")}
     output = ProgramOutput(log, tmp_path, in_file("out/*/state.json", "step"), sources)
