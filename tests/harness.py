@@ -385,6 +385,15 @@ class Kgorch:
                 pass
 
 
+def command_lines() -> list[bytes]:
+    """Of all processes, of which some end meanwhile."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(path.read_bytes())
+    return found
+
+
 def processes_of(home: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():

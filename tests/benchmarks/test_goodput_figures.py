@@ -124,8 +124,11 @@ def test_saves_are_as_rare_as_young_has_them(save_s, expected):
 
 
 def test_processor_time_of_what_was_killed_is_counted(tmp_path):
-    """A grandchild that computes for half a second and is killed."""
-    busy = "import time; end = time.process_time() + 0.5\nwhile time.process_time() < end: pass\ntime.sleep(60)"
+    """A grandchild that computes for half a second, tells so, and is killed."""
+    busy = (
+        "import os, time; end = time.process_time() + 0.5\nwhile time.process_time() < end: pass\n"
+        "open(os.environ['BOUNDED_MARKS'] + '.0', 'w').write('begin 0 0.0 1\\n'); time.sleep(100)"
+    )
     program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {busy!r}])"
     (tmp_path / "own").mkdir()
     # in a process of its own: what runs below it is killed
@@ -133,9 +136,9 @@ def test_processor_time_of_what_was_killed_is_counted(tmp_path):
         f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks')!r})\nimport goodput; from pathlib import Path\n"
         f"peer = goodput.Peer('torch', '', lambda job: [sys.executable, '-c', {program!r}])\n"
         f"job = goodput.Job(Path({str(tmp_path / 'own')!r}), '1MB', 0)\n"
-        "print(goodput.session(peer, job, 4.0, 'session').cpu_s)\n"
+        "print(goodput.session(peer, job, 100.0, 'session', begins=True).cpu_s)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert 0.5 <= float(done.stdout) < 4.0
 

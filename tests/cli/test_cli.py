@@ -222,7 +222,8 @@ def test_the_quota_tells_in_words_what_is_left_and_who_spends_it(kgorch, quota):
 
 def test_what_was_used_can_be_corrected_also_to_less(kgorch, quota):
     text = kgorch("quota", "set", "--used", "12h 30m", "--pool", "kaggle").stdout
-    assert "kaggle: 12h 30m used; the charges had added up to 2m" in text and "15h 30m left" in text
+    assert "kaggle: 12h 30m used; the charges had added up to 2m" in text
+    assert "15h 30m left" in text or "15h 29m left" in text, "a session runs meanwhile"
     less = json.loads(kgorch("quota", "set", "--used", "1h", "--pool", "kaggle", "--json").stdout)
     assert less["used_s"] == pytest.approx(3600, abs=60) and less["computed_s"] == pytest.approx(45000, abs=60)
     kgorch("quota", "set", "--used", "40h", "--pool", "kaggle")

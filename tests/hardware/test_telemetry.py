@@ -24,7 +24,7 @@ ASK = """
 import json, queue, sys, time
 from kgorch.hardware import gpu_monitor
 notes = queue.SimpleQueue()
-asker = gpu_monitor.GpuMonitor(lambda kind, facts: notes.put((kind, facts)), hang_s=0.5, again_s=0.5)
+asker = gpu_monitor.GpuMonitor(lambda kind, facts: notes.put((kind, facts)), hang_s=2.0, again_s=0.5)
 for line in sys.stdin:
     told = []
     asker.check()
@@ -216,9 +216,9 @@ def test_memory_asked_for_just_now_waits_for_no_driver_that_hangs(tmp_path):
     program = (
         "import sys, time; from kgorch.hardware import nvml\n"
         "from kgorch.hardware.devices import used_memory, visible_gpu_count\n"
-        "nvml.query.__kwdefaults__['timeout_s'] = 0.3\n"
         "print(used_memory({}), used_memory({'CUDA_VISIBLE_DEVICES': '7'}), visible_gpu_count({}), flush=True)\n"
         "sys.stdin.readline()\n"
+        "nvml.query.__kwdefaults__['timeout_s'] = 0.3\n"
         "began = time.monotonic(); print(used_memory({'CUDA_VISIBLE_DEVICES': '1'}), time.monotonic() - began >= 0.3)\n"
         "nvml.query.__kwdefaults__['timeout_s'] = 1000\n"
         "print(used_memory({}))\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -48,6 +49,12 @@ PAIRS = [
     for fault in FAULTS
     if method != "LogStream" or FAULTS[fault][0].kind not in ("text", "body")  # a log may hold anything
 ]
+
+
+@pytest.fixture(autouse=True)
+def without_faults_of_others(server):
+    yield
+    server.withdraw_faults()
 
 
 @pytest.mark.parametrize(("method", "fault"), PAIRS)
@@ -181,15 +188,21 @@ def test_what_the_client_itself_refuses_is_refused(place, order):
     assert error.value.trouble is Trouble.REFUSED and "ataset" in error.value.message
 
 
-def clients_of(pid: int) -> list[psutil.Process]:
-    children = psutil.Process(pid).children(recursive=True)
-    return [child for child in children if "client_process" in " ".join(child.cmdline())]
+def clients_of(pid: int, folder: Path) -> list[psutil.Process]:
+    """Those whose place is in `folder`."""
+    found = []
+    for child in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it ends just now
+            is_client = "client_process" in " ".join(child.cmdline())
+            if is_client and str(folder) in child.environ().get("TMPDIR", ""):
+                found.append(child)
+    return found
 
 
 def test_a_server_that_says_nothing_costs_its_deadline_and_the_client_is_killed(server, tmp_path, monkeypatch):
     with KagglePlace(tmp_path / "place", server.environment(tmp_path / "home")) as place:
         place.account()
-        [client] = [child for child in clients_of(os.getpid()) if str(tmp_path) in child.environ().get("TMPDIR", "")]
+        [client] = clients_of(os.getpid(), tmp_path)
         monkeypatch.setattr(place_module, "ASK_S", 1.5)
         server.order("GetKernelSessionStatus", Fault("hang"))
         began_s = time.monotonic()
@@ -202,7 +215,7 @@ def test_a_server_that_says_nothing_costs_its_deadline_and_the_client_is_killed(
 
 
 def test_a_server_that_hangs_at_the_login_costs_the_deadline_too(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(place_module, "ASK_S", 3.0)
+    monkeypatch.setattr(place_module, "ASK_S", 15.0)  # with the start of the client
     server.order("IntrospectToken", Fault("hang"))
     with (
         KagglePlace(tmp_path / "place", server.environment(tmp_path / "home")) as place,
@@ -231,7 +244,7 @@ def test_the_client_ends_when_its_parent_is_killed_although_it_waits_for_the_ser
     while len(server.asked("GetKernelSessionStatus")) == asked:
         assert parent.poll() is None
         time.sleep(0.05)
-    [client] = clients_of(parent.pid)
+    [client] = clients_of(parent.pid, tmp_path)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     client.wait(20)

@@ -69,7 +69,7 @@ def test_a_training_with_chance_of_its_own_is_named_by_its_tensors_and_its_outpu
 def test_a_replay_launches_the_stage_as_the_run_does_but_in_folders_of_its_own(kgorch, tmp_path):
     plan = kgorch.plan("uses_urandom.py", every="600s", extra='[health]\nnan = ["lr/2"]\ncollective_timeout = "20m"')
     plan.write_text(plan.read_text().replace("ranks = 1", 'ranks = 1\nlauncher = "torchrun-cli"'))
-    [checkpoint] = _suspended(kgorch, plan)
+    *_, checkpoint = _suspended(kgorch, plan)
     engine = open_database(kgorch.home)
     run = runs.newest(engine, "test")
     Path(run.folder, "cached").mkdir(exist_ok=True)

@@ -14,7 +14,7 @@ with attach(seed=0) as session:
     optimizer = torch.optim.SGD([*steady.parameters(), *noisy.parameters()], 0.1)
     session.track(steady=steady, noisy=noisy)
     data = torch.utils.data.TensorDataset(torch.ones(64, 2), torch.ones(64, 1))
-    for batch in session.steps(session.loader(data, 4), 4):
+    for batch in session.steps(session.loader(data, 4), 40):
         session.backward(
             batch, lambda part: ((steady(part[0]) - part[1]) ** 2 + (noisy(part[0]) - part[1]) ** 2).mean()
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 
@@ -134,10 +135,16 @@ def test_a_session_whose_process_was_killed_is_an_error(place, tmp_path):
     place.push(order(), "import time; time.sleep(99)")
     wait_until(lambda: place.look(order().name).status is RemoteStatus.RUNNING)
     module = "kgorch.remote.places.local.session_process"
-    words = {one: one.info["cmdline"] or [""] for one in psutil.process_iter(["cmdline"])}
-    processes = [one for one, line in words.items() if module in line and str(tmp_path) in line[-1]]
-    [process] = [one for one in processes if one.is_running() and one.children()]  # a look may have started one in vain
-    process.send_signal(signal.SIGKILL)
+
+    def with_its_script() -> psutil.Process | None:  # a look may have started one in vain
+        for one in psutil.process_iter(["cmdline"]):
+            line = one.info["cmdline"] or [""]
+            with contextlib.suppress(psutil.Error):
+                if module in line and str(tmp_path) in line[-1] and one.children():
+                    return one
+        return None
+
+    wait_until(with_its_script).send_signal(signal.SIGKILL)
     assert ended(place) is RemoteStatus.ERROR
 
 

@@ -29,6 +29,9 @@ from kgorch.remote.session import installation
 from kgorch.remote.session.program import OrderSession
 from kgorch.system.clock import boottime_s
 
+STARTS_S = 240.0
+"""Seconds that an installation and the first start of two ranks may take on a busy machine."""
+
 
 def test_a_chain_of_sessions_ends_with_the_bits_of_an_uncut_run(sessions, tmp_path):
     in_machine = kaggle_machine.is_available()
@@ -37,11 +40,11 @@ def test_a_chain_of_sessions_ends_with_the_bits_of_an_uncut_run(sessions, tmp_pa
     alone("start", "plan.toml")
 
     sessions.make_bundle(epochs=8, sleep=0.5)
-    first = sessions.order(session_s=150, timeout_s=200)
+    first = sessions.order(session_s=300, timeout_s=350)
     began_s = boottime_s()
     process = sessions.start(first, in_machine=in_machine)
     home = sessions.output(first) / "kgorch"
-    wait_until(lambda: list(home.glob("runs/*/*/checkpoints/*/step-*/manifest.json")))
+    wait_until(lambda: list(home.glob("runs/*/*/checkpoints/*/step-*/manifest.json")), within_s=STARTS_S)
     script(process).send_signal(signal.SIGTERM)
     printed = process.communicate(timeout=60)[0]
     record = sessions.record(first)
@@ -50,7 +53,7 @@ def test_a_chain_of_sessions_ends_with_the_bits_of_an_uncut_run(sessions, tmp_pa
     )
     assert 0 < record.step < 48
     [(wall_s,)] = query(home, "select fixed_wall_boottime_s from sessions")
-    assert 149 < wall_s - began_s < 155, "counted from the session's start, and not from kgorch's"
+    assert 299 < wall_s - began_s < 310, "counted from the session's start, and not from kgorch's"
     output = sessions.output(first)
     assert (output / record.checkpoint / "manifest.json").exists() and (output / "kgorch.log").stat().st_size
     assert sorted(path.name for path in output.iterdir()) == ["kgorch", "kgorch-session.json", "kgorch.log"]
@@ -223,15 +226,15 @@ main("""
 
 def test_a_kgorch_that_hangs_is_ended_before_the_places_limit_and_its_checkpoint_kept(sessions):
     sessions.make_bundle(epochs=1000, sleep=0.1)
-    order = sessions.order(session_s=200, timeout_s=212)
+    order = sessions.order(session_s=400, timeout_s=430)
     late = sessions.folder / "late"
     process = sessions.start(order, bootstrap.render(order).replace("\nmain(", LATE.format(str(late))))
     home = sessions.output(order) / "kgorch"
-    wait_until(lambda: list(home.glob("runs/*/*/checkpoints/*/step-*/manifest.json")))
+    wait_until(lambda: list(home.glob("runs/*/*/checkpoints/*/step-*/manifest.json")), within_s=STARTS_S)
     wait_until(lambda: query(home, "select 1 from checkpoints where state = 'verified'"))
     os.kill(query(home, "select supervisor_pid from sessions")[0][0], signal.SIGSTOP)
     late.touch()
-    printed = process.communicate(timeout=40)[0]
+    printed = process.communicate(timeout=90)[0]
     assert process.returncode == 0, printed
     record = sessions.record(order)
     assert (record.outcome, record.exit_code) == ("error", -signal.SIGKILL)
@@ -254,7 +257,8 @@ def test_sigterm_saves_and_a_sigkill_leaves_the_last_interim_record(sessions):
     order = sessions.order()
     script = bootstrap.render(order).replace("RECORD_INTERVAL_S = 60.0", "RECORD_INTERVAL_S = 0.5")
     process = sessions.start(order, script)
-    wait_until(lambda: (sessions.output(order) / "kgorch-session.json").exists() and sessions.record(order).step > 0)
+    record = sessions.output(order) / "kgorch-session.json"
+    wait_until(lambda: record.exists() and sessions.record(order).step > 0, within_s=STARTS_S)
     interim = sessions.record(order)
     assert (interim.outcome, interim.message) == ("error", "the session did not end by itself")
     process.send_signal(signal.SIGTERM)

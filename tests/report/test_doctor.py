@@ -76,7 +76,7 @@ def test_a_training_goes_over_to_the_copy_at_an_epochs_end_in_its_loading_proces
     assert first >= len(list(source.iterdir())), "not in the first epoch"
     ours = lines()[first + 64 :]  # what was fetched ahead, by the other rank too
     assert ours and all(line.startswith(f"{into}/") for line in ours)
-    [event] = kgorch.events("data_cached")
+    [event] = wait_until(lambda: kgorch.events("data_cached"))  # the ranks may see the copy before it is reported
     assert event["facts"]["files"] == "32"
     assert f"{source} has a whole copy" in kgorch.status()["notices"][0]
 

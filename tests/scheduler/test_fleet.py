@@ -192,10 +192,11 @@ def check_hours(engine) -> None:
             assert charge is not None, f"session {row.number} of {run.name} was not charged"
             end_at = charge.started_at + timedelta(seconds=charge.used_s)
             assert until_at is None or charge.started_at >= until_at - timedelta(seconds=3), "charged twice"
-            assert row.ended_at is not None and end_at <= row.ended_at + timedelta(seconds=3), "charged beyond its end"
+            # what follows the end in the database is charged, too: the last copies, the services' end
+            assert row.ended_at is not None and end_at <= row.ended_at + timedelta(seconds=30), "charged beyond its end"
             if row.phase == "finished":
                 took_s = (row.ended_at - row.started_at).total_seconds()
-                assert charge.used_s == pytest.approx(took_s, abs=5.0)
+                assert took_s - 5.0 <= charge.used_s <= took_s + 30.0
             elif row.heartbeat_at:
                 assert end_at >= row.heartbeat_at - timedelta(seconds=2 * LOOK_S), "a part was not charged"
             until_at, total_s = end_at, total_s + charge.used_s

@@ -141,7 +141,7 @@ def test_an_extension_that_is_killed_before_its_first_save_goes_on_being_one(kgo
     plan = kgorch.plan("after_training.py", args={"epochs": 2})
     kgorch("start", str(plan), code=0)
     steps = kgorch.status()["step"]
-    plan = kgorch.plan("after_training.py", args={"epochs": 6, "sleep": 0.3}, every="60s")
+    plan = kgorch.plan("after_training.py", args={"epochs": 6, "sleep": 0.6}, every="60s")
     supervisor = kgorch.background("start", str(plan), "--extend")
     kgorch.wait_for_step(steps + 2)
     kgorch.kill_everything()

@@ -99,7 +99,7 @@ def test_a_shell_that_dies_of_the_signal_does_not_take_the_save_of_its_child_alo
     )
     plan = shell_plan(f"{sys.executable} saver.py; echo done").write(kgorch)
     (kgorch.folder / "saver.py").write_text(saver)
-    kgorch("start", str(plan), "--set", "session.wall=10s", code=10)
+    kgorch("start", str(plan), "--set", "session.wall=20s", code=10)
     assert contents_of(newest(kgorch)) == {"state.json": b"saved"}
     assert kgorch.history()[-1]["phase"] == "suspended"
 

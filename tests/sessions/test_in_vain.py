@@ -156,7 +156,11 @@ with attach() as session:
     kgorch.wait_for_step(10)
     kgorch("save")
     saved = kgorch.status()["checkpoint"]["step"]
-    wait_until(lambda: (held := kgorch.status()["snapshot"]) and held["step"] > saved, what="a snapshot beyond it")
+    wait_until(
+        lambda: (held := kgorch.status()["snapshot"]) and held["step"] > saved,
+        within_s=240,
+        what="a snapshot beyond it",
+    )
 
     def sits_beyond_its_snapshot() -> bool:
         (kgorch.folder / "sit").touch()

@@ -68,7 +68,9 @@ def test_the_end_of_a_session_that_the_database_never_took_is_known_to_the_next_
     with held(kgorch):
         stopped = kgorch.background("stop")
         socket = next(kgorch.home.glob("runs/*/*/control.sock"))
-        wait_until(lambda: (now := control_socket.ask(socket, "ping")) is None or now.text != "training")
+        wait_until(
+            lambda: (now := control_socket.ask(socket, "ping")) is None or now.text not in ("training", "saving")
+        )
         supervisor.send_signal(signal.SIGTERM)  # which leaves it 25 s
         assert supervisor.wait(timeout=60) == 10
         assert stopped.wait(timeout=30) == 0
@@ -80,7 +82,7 @@ def test_the_end_of_a_session_that_the_database_never_took_is_known_to_the_next_
     run = runs.newest(engine, "test")
     wait_until(lambda: (row := queue.pending_resume(engine, run.id)) and row.state == "due" and row.due_at is None)
     assert sessions.last(engine, run.id).number == 1 and sessions.last(engine, run.id).phase == "suspended"
-    assert not ending.exists()
+    wait_until(lambda: not ending.exists())
     engine.dispose()
 
 

@@ -49,7 +49,7 @@ def test_a_stopped_rank_is_found_and_named_and_the_run_finishes_with_the_same_bi
 def test_a_deadlock_in_one_ranks_loss_is_told_by_its_frame(kgorch):
     once = str(kgorch.folder / "happened")
     args = {"epochs": 2, "at": 6, "rank": 0, "once": once}
-    plan = kgorch.plan("hangs.py", ranks=2, args=args, extra=HEALTH.format('step = "3s"'))
+    plan = kgorch.plan("hangs.py", ranks=2, args=args, extra=HEALTH.format('step = "6s"'))
     kgorch("start", str(plan))
     [session] = kgorch.history()
     assert [attempt["outcome"] for attempt in session["attempts"]] == ["hung", "finished"]
@@ -58,12 +58,12 @@ def test_a_deadlock_in_one_ranks_loss_is_told_by_its_frame(kgorch):
 
 
 def test_a_long_validation_on_rank_0_alone_and_a_slow_save_are_no_hang(kgorch):
-    args = {"epochs": 2, "evaluates": 6.0, "saves": 4.0}
-    plan = kgorch.plan("hangs.py", ranks=2, args=args, extra=HEALTH.format('step = "2500ms"'))
+    args = {"epochs": 2, "evaluates": 9.0, "saves": 4.0}
+    plan = kgorch.plan("hangs.py", ranks=2, args=args, extra=HEALTH.format('step = "5s"'))
     kgorch("start", str(plan))
     assert [attempt["outcome"] for attempt in kgorch.history()[0]["attempts"]] == ["finished"]
     longest = kgorch.events("longest_waits")[-1]["facts"]["longest_s"]
-    assert longest["evaluation"] > 6.0 and longest["step"] > 5.0, "rank 1 waited in its step"
+    assert longest["evaluation"] > 9.0 and longest["step"] > 8.0, "rank 1 waited in its step"
     assert longest["save"] > 4.0
 
 

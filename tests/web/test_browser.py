@@ -187,6 +187,7 @@ def test_the_page_is_worked_by_keyboard_alone(furnished):
         assert not driver.execute_script("return document.getElementById('dialog').open")
         assert focus() == "action-stop"  # and it stays there while parts are replaced
 
+        wait_until(lambda: driver.find_elements("css selector", ".plot"))
         driver.execute_script("document.querySelector('.plot').focus()")
         press(Keys.HOME, Keys.ARROW_RIGHT)
         label = "".join(texts(driver, ".plot", "ariaLabel"))

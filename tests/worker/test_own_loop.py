@@ -214,6 +214,7 @@ def test_a_state_is_not_read_out_of_a_buffer_that_was_filled_again(tmp_path):
     place, net = Place(tmp_path), nn.Linear(4, 4)
     place.start_keeper()
     saver = place.saver()
+    saver.prepare(1 << 16, torch.device("cpu"))  # waits for the keeper, for which a snapshot has no patience
     assert save(saver, {"net": net}, 5, persist=False)
     wait_until(place.newest)
     source = restore_source.SnapshotSource(*saver.fetch())

@@ -63,7 +63,7 @@ def test_all_ranks_act_on_the_same_steps(page, world):
     ]
     for process in ranks:
         process.start()
-    acted = dict(out.get(timeout=60) for _ in ranks)
+    acted = dict(out.get(timeout=240) for _ in ranks)
     for process in ranks:
         process.join()
     assert len(acted[0]) > 5

@@ -115,6 +115,11 @@ class KaggleServer:
         with self._lock:
             self._faults[method] += [fault] * times
 
+    def withdraw_faults(self) -> None:
+        """Drop what was ordered and has not come."""
+        with self._lock:
+            self._faults.clear()
+
     def take_fault(self, method: str) -> Fault | None:
         with self._lock:
             return self._faults[method].pop(0) if self._faults[method] else None

@@ -199,6 +199,7 @@ def test_after_a_save_of_the_best_that_failed_lower_values_than_its_own_are_save
     place.kill_keeper()
     place.start_keeper()
     assert not saver.wait()
+    saver.prepare(1 << 16, torch.device("cpu"))  # waits for the keeper, for which a snapshot has no patience
     assert save(saver, net, 2, persist=False)
     metrics.report("accuracy", 0.8, Mark(3, 1, True))
     assert best.between_epochs(3, None) & SAVE

@@ -90,8 +90,10 @@ def test_a_process_that_is_left_behind_and_writes_nothing_does_not_matter(agent,
 
 
 def test_a_process_that_is_left_behind_and_saves_is_the_training(agent):
-    later = "(sleep 1.3; echo '{\"step\": 2}' > out/new; mv out/new out/ckpt.json; sleep 60)"
+    later = "(sleep 4; echo '{\"step\": 2}' > out/new; mv out/new out/ckpt.json; sleep 60)"
     script = f"mkdir out; echo '{{\"step\": 1}}' > out/ckpt.json; {later} &"
-    assert agent.start(script, linger_s=10.0).wait(timeout=60) == 0  # on a busy machine it looks at the disk less often
+    assert (
+        agent.start(script, linger_s=30.0).wait(timeout=120) == 0
+    )  # on a busy machine it looks at the disk less often
     record = agent.record()
     assert record["outcome"] == "failed" and "went on to train" in record["error"]["message"]

@@ -73,6 +73,8 @@ def taken(watch: CheckpointWatch, step: int) -> Path:
         return watch.step == step
 
     wait_until(look, within_s=20, what=f"step {step}")
+    if watch._copying:
+        watch._copying.join()  # it reports what it has taken
     assert watch.newest
     return watch.newest
 
