@@ -51,6 +51,13 @@ class FollowedLoader:
         if self._saved is None and self._epoch_of_loader is None:
             self.epoch, self._skipped = epoch, batches
 
+    def begin_anew(self) -> None:
+        """The saved epoch is over: a loop that takes a fixed number of batches has not asked for more after its last one."""
+        if self._saved and self._saved.get("batches"):
+            generators = self._saved.get("stood") or self._saved.get("generators")
+            self._saved = {**self._saved, "batches": 0, "is_begun": False, "generators": generators}
+            self.epoch += 1
+
     @property
     def running(self) -> LoaderFastForward | None:
         """The running epoch; None before the first."""

@@ -24,13 +24,6 @@ class TrainingLoader(FollowedLoader):
         """The one that is followed."""
         return self._loader
 
-    def begin_anew(self) -> None:
-        """The saved epoch is over: in their last checkpoint earlier versions of kgorch left it open."""
-        if self._saved and self._saved.get("batches"):
-            generators = self._saved.get("stood") or self._saved.get("generators")
-            self._saved = {**self._saved, "batches": 0, "is_begun": False, "generators": generators}
-            self.epoch += 1
-
     def leave(self) -> None:
         """The epoch is over: of a loader with a length nobody asks for a batch after the last one."""
         if self.running is not None and not self.running.is_over:

@@ -108,6 +108,13 @@ class TrainerLoader(FollowedLoader):
 
     is_open = False
 
+    @property
+    def is_saved_at_end(self) -> bool:
+        """The position to continue from is the end of an epoch."""
+        with contextlib.suppress(TypeError):  # without a length
+            return self._saved is not None and -(-self.next_batch * self._ranks_before // self._world) >= len(self)
+        return False
+
     def __iter__(self) -> Iterator[Any]:
         return super().__iter__() if self.is_open else iter(self._loader)
 
@@ -147,6 +154,9 @@ class TransformersCarrier:
         session.track(**things, trainer=TrainerParts(trainer))
         if self.loader is not None:  # the epoch of a checkpoint of the Trainer's own
             self.loader.start_at(int(trainer.state.epoch or 0), 0)
+            if self.loader.is_saved_at_end:  # a training that is extended
+                self.loader.begin_anew()
+                session.restore_random_states()
             self.loader.is_open = True
             trainer.callback_handler.train_dataloader = (
                 self._script_loader
@@ -176,7 +186,9 @@ def _callback(module: ModuleType, carried: TransformersCarrier) -> Any:
 
         def on_train_end(self, *_: Any, **__: Any) -> None:
             if (loss := getattr(carried.trainer, "_tr_loss", None)) is not None:
-                loss.zero_()  # the sum of the whole training has it by now
+                # The sum has it by now, of this rank alone. It is added again where the training ends again or, of all ranks,
+                # where it is logged.
+                carried.trainer._total_loss_scalar -= loss.item()
 
         def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:
             carried.session.report(**carrier.figures(logs or {}))

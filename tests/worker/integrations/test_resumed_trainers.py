@@ -508,3 +508,49 @@ def test_a_reference_that_follows_the_model_of_trl_and_its_counters_go_on(transf
 
     whole, resumed = whole_and_resumed(carried, script, cut_at)
     assert resumed == whole
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("accumulate", [1, 4])
+@pytest.mark.parametrize(
+    ("data", "first", "later"),
+    [
+        ("list", {}, {"num_train_epochs": 5}),
+        ("list", {"max_steps": 8}, {"max_steps": 14}),
+        ("stream", {"max_steps": 8}, {"max_steps": 14}),
+    ],
+)
+def test_a_training_of_transformers_that_is_extended_has_the_bits_of_one_that_was_as_long_from_the_beginning(
+    transformers, carried, data, accumulate, first, later
+):
+    def script(**options):
+        model = Line()
+        trainer = transformers_trainer_of(
+            transformers, model, lr_scheduler_type="constant", gradient_accumulation_steps=accumulate, logging_steps=5,
+            # without a length an epoch is all of `max_steps`: the shorter training would evaluate once more
+            eval_strategy="no" if data == "stream" else "epoch", **options,
+        )  # fmt: skip
+        if data == "stream":
+            trainer.train_dataset = [{"x": item} for item in torch.arange(12.0)[:, None]]
+            trainer.get_train_dataloader = lambda: DataLoader(Shuffled(trainer.train_dataset), 2)
+        loss = trainer.train().training_loss
+        return model.seen, weights_of(model), pytest.approx(loss), trainer.state.global_step
+
+    steps, (seen, *_) = carried(lambda: script(**first))
+    saved = carried.session.saved()
+    _, whole = carried(lambda: script(**first | later))
+    _, extended = carried(lambda: script(**first | later), saved=saved)
+    assert steps and len(extended[0]) == len(whole[0]) - len(seen) > 0
+    assert extended == (whole[0][len(seen) :], *whole[1:])
+    finished = carried.session.saved(is_final=True)
+    assert carried(lambda: script(**first | later), saved=finished)[1][1:] == whole[1:]
+
+
+class Shuffled(IterableDataset):
+    """Samples in another order each time, without a length."""
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __iter__(self):
+        return (self.samples[number] for number in torch.randperm(len(self.samples)))
