@@ -276,21 +276,30 @@ class Kgorch:
         )
         return found
 
-    def stop_and_kill(self, plan: Path, steps: int, *, hurry: tuple[str, ...] = (), within_s: float = 60) -> None:
+    def stop_and_kill(
+        self,
+        plan: Path,
+        steps: int,
+        *,
+        hurry: tuple[str, ...] = (),
+        env: dict[str, str] | None = None,
+        within_s: float = 60,
+    ) -> None:
         """Train in three sessions: one is stopped after a fifth of the steps, one is killed after three fifths.
 
         Args:
-            hurry: words for the last start, which need not be as slow as those that are cut.
+            hurry, env: words and variables for the last start, which need not be as slow as those that are cut.
         """
         supervisor = self.background("start", str(plan))
         self.wait_for_step(steps // 5, within_s=within_s)
         # Not by `kgorch stop`: on a busy machine Python's start takes longer than the steps that are left.
-        assert (answer := control_socket.ask(self.home / "runs/test/1/control.sock", "stop")) and answer.ok
-        assert supervisor.wait(timeout=60) == 10
+        answer = control_socket.ask(self.home / "runs/test/1/control.sock", "stop", timeout_s=60)
+        assert answer and answer.ok and supervisor.wait(timeout=60) == 10
         supervisor = self.background("start", str(plan))
         self.wait_for_step(steps * 3 // 5, within_s=within_s)
         self.kill_everything()
         supervisor.wait()
+        self.extra_env |= env or {}
         self("start", str(plan), *hurry)
         assert self.status()["step"] == steps, (self.status(), self.logs())
         phases = [entry["phase"] for entry in self.history()]

@@ -273,8 +273,8 @@ open({str(tmp_path / "pid")!r}, "w").write(str(sleeper.pid))
 time.sleep(600)
 """
     began_s = time.monotonic()
-    found = _run(step_of(code, "stuck"), tmp_path, limit_s=5.0)
-    assert found[": ends"].found == "did not end within 5 s" and time.monotonic() - began_s < 60
+    found = _run(step_of(code, "stuck"), tmp_path, limit_s=15.0)
+    assert found[": ends"].found == "did not end within 15 s" and time.monotonic() - began_s < 90
     _is_gone(tmp_path / "pid")
 
 

@@ -58,7 +58,7 @@ def test_what_a_script_does_after_its_training_is_done_in_the_next_session_where
 
 
 def test_who_takes_a_session_over_asks_nothing_more_of_ranks_whose_training_is_done(kgorch):
-    plan = kgorch.plan("after_training.py", ranks=2, every="1s", args={"after": 15})
+    plan = kgorch.plan("after_training.py", ranks=2, every="1s", args={"after": 30})
     supervisor = kgorch.background("start", str(plan))
     wait_until(lambda: kgorch.try_status() and finals(kgorch), what="the final checkpoint is verified")
     supervisor.kill()

@@ -24,14 +24,14 @@ def test_a_program_that_ignores_the_signal_is_killed_in_time_and_its_checkpoint_
     kgorch("stop")
     assert supervisor.wait(timeout=60) == 10
     [stop] = [event["facts"] for event in kgorch.events("foreign_stopped")]
-    assert stop["killed"] == "yes" and 2.0 <= float(stop["took_s"]) < 6.0 and stop["by"] == "SIGTERM"
+    assert stop["killed"] == "yes" and 2.0 <= float(stop["took_s"]) < 60.0 and stop["by"] == "SIGTERM"
     assert "was killed" in last_cause(kgorch) and "after SIGTERM without a new checkpoint" in last_cause(kgorch)
     assert contents_of(newest(kgorch)) == {"state.json": b"{}\n"}
     wait_until(lambda: not processes_of(kgorch.home))
 
 
 def test_the_time_that_a_stop_takes_is_learned(kgorch):
-    plan = counts(4000, stop={"signal": "SIGTERM", "grace": "6s"}).write(kgorch)
+    plan = counts(4000, stop={"signal": "SIGTERM", "grace": "60s"}).write(kgorch)
     leads, saved = [], -1
     for _ in range(2):
         supervisor = kgorch.background("start", str(plan))
@@ -40,7 +40,7 @@ def test_the_time_that_a_stop_takes_is_learned(kgorch):
         kgorch("stop")
         assert supervisor.wait(timeout=60) == 10
         saved = max(saved_steps(kgorch))  # what the stop saved is of this session, too
-    assert leads[0] == 7.0 and leads[1] < 6, leads
+    assert leads[0] == 61.0 and leads[1] < 60, leads
 
 
 def test_a_stop_while_a_program_loads_does_not_shorten_the_next_one(kgorch):
@@ -97,9 +97,10 @@ def test_a_shell_that_dies_of_the_signal_does_not_take_the_save_of_its_child_alo
         "signal.signal(signal.SIGTERM, save)\n"
         "for step in range(10**6): print('step', step, flush=True); time.sleep(0.1)\n"
     )
-    plan = shell_plan(f"{sys.executable} saver.py; echo done").write(kgorch)
+    stop = {"signal": "SIGTERM", "grace": "10s"}
+    plan = shell_plan(f"{sys.executable} saver.py; echo done", stop=stop).write(kgorch)
     (kgorch.folder / "saver.py").write_text(saver)
-    kgorch("start", str(plan), "--set", "session.wall=20s", code=10)
+    kgorch("start", str(plan), "--set", "session.wall=40s", code=10)
     assert contents_of(newest(kgorch)) == {"state.json": b"saved"}
     assert kgorch.history()[-1]["phase"] == "suspended"
 
@@ -109,9 +110,9 @@ def test_a_program_is_stopped_by_a_file_that_is_gone_again_afterwards(kgorch):
     script = f"mkdir -p state; step=0; {loop}; echo $step > state/state.json"
     kgorch(
         "start",
-        str(shell_plan(script, stop={"file": "STOP", "grace": "3s"}).write(kgorch)),
+        str(shell_plan(script, stop={"file": "STOP", "grace": "10s"}).write(kgorch)),
         "--set",
-        "session.wall=20s",
+        "session.wall=40s",
         code=10,
     )
     assert int(contents_of(newest(kgorch))["state.json"]) > 1

@@ -167,18 +167,18 @@ def test_a_program_that_saves_on_sigterm_loses_no_step_at_a_wall(kgorch, tmp_pat
 
 
 def test_a_run_goes_on_elsewhere_from_the_newest_checkpoint_at_the_same_place(kgorch, tmp_path):
-    plan = counts(300).write(kgorch)
-    kgorch("start", str(plan), "--set", "session.wall=16s", code=10)
+    plan = counts(1200).write(kgorch)
+    kgorch("start", str(plan), "--set", "session.wall=30s", code=10)
     saved = json.loads(contents_of(newest(kgorch))["state.json"])["step"]
     there = Kgorch(tmp_path / "elsewhere", tmp_path / "other-home")
     there.folder.mkdir()
     shutil.copytree(kgorch.home, tmp_path / "source", ignore=shutil.ignore_patterns("*.sock"))
-    plan = counts(300, pause=0.01).write(there)
+    plan = counts(1200, pause=0.01).write(there)
     plan.write_text(plan.read_text() + f'[resume]\nsources = ["{tmp_path}/source"]\n')
     there("start", str(plan), *NO_WALL)
     log = (there.attempt() / "rank0.log").read_text()
     assert f"goes on at {saved}\n" in log, log
-    assert json.loads(contents_of(newest(there))["state.json"])["step"] == 300
+    assert json.loads(contents_of(newest(there))["state.json"])["step"] == 1200
 
 
 @pytest.mark.slow

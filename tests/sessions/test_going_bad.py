@@ -79,8 +79,8 @@ def test_a_spike_soon_after_a_resume_is_told_by_the_losses_before_it(kgorch):
     supervisor = kgorch.background("start", str(plan))
     kgorch.wait_for_step(40)
     # not by `kgorch stop`: on a busy machine Python's start takes longer than the steps that are left
-    assert (answer := control_socket.ask(kgorch.home / "runs/cut/1/control.sock", "stop")) and answer.ok
-    assert supervisor.wait(60) == 10 and 40 <= kgorch.status()["step"] < 70
+    answer = control_socket.ask(kgorch.home / "runs/cut/1/control.sock", "stop", timeout_s=60)
+    assert answer and answer.ok and supervisor.wait(60) == 10 and 40 <= kgorch.status()["step"] < 70
     kgorch("start", str(plan), "--set", "stage.train.args.sleep=0.0")
     assert [event["facts"]["change"] for event in kgorch.events("remedied")] == [{"step": 70, "skip": True}]
     assert kgorch.export("whole") == kgorch.export("cut")

@@ -19,7 +19,7 @@ def script(kgorch: Kgorch, text: str, **changes) -> Path:
 
 
 def test_a_session_over_before_its_first_step_says_where_the_time_went_and_the_second_is_the_last(kgorch):
-    plan = script(kgorch, "import time\nprint('prepares', flush=True)\ntime.sleep(600)\n", wall="20s", margin="2s")
+    plan = script(kgorch, "import time\nprint('prepares', flush=True)\ntime.sleep(600)\n", wall="30s", margin="2s")
     kgorch("start", str(plan), code=10)
     [note] = kgorch.events("no_step")
     assert "the script had not attached" in note["facts"]["why"] and "mine.py:3" in note["facts"]["why"]

@@ -14,7 +14,7 @@ STYLES = {
     "accumulated": {"style": "loaders", "steps": 6, "accumulate": 3, "workers": 2},
 }
 
-SLEEP_S = {"iterations": 0.15, "loaders": 0.2, "accumulated": 0.6}
+SLEEP_S = {"iterations": 0.3, "loaders": 0.4, "accumulated": 1.2}
 """In each step: 15 s a training, which is cut before."""
 
 

@@ -112,7 +112,7 @@ def test_of_two_starts_at_once_one_supervises_and_the_other_says_so(kgorch):
     plan = kgorch.plan(args={"epochs": 10_000, "sleep": 0.05})
     both = [kgorch.background("start", str(plan)) for _ in range(2)]
     kgorch.wait_for_step(1)
-    ended = [process for process in both if process.poll() is not None]
+    ended = wait_until(lambda: [process for process in both if process.poll() is not None])
     assert len(ended) == 1 and ended[0].returncode == 0
     assert "is live" in ended[0].communicate()[0]
     assert len(kgorch.history()) == 1
@@ -130,7 +130,7 @@ def test_a_script_that_never_attaches_is_supervised_and_terminal_and_journal_say
 
 
 def test_a_script_that_never_attaches_is_ended_before_the_wall(kgorch):
-    plan = kgorch.plan("never_attaches.py", args={"seconds": 600}, wall="9s")
+    plan = kgorch.plan("never_attaches.py", args={"seconds": 600}, wall="20s", margin="8s")
     kgorch("start", str(plan), code=10)
     session = kgorch.status()["session"]
     assert datetime.fromisoformat(session["ended_at"]) < datetime.fromisoformat(session["wall_at"])

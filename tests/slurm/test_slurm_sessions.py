@@ -182,7 +182,7 @@ def test_three_time_limits_and_a_preemption_later_the_run_is_finished_with_the_s
     calm.folder.mkdir()
     calm("start", str(calm.plan(args=epochs)))
 
-    plan = kgorch.plan(args=epochs | {"sleep": 0.2}, margin="15s")
+    plan = kgorch.plan(args=epochs | {"sleep": 0.2}, margin="8s")
     told = json.loads(kgorch("slurm", "submit", str(plan), "--json", "--time", "1m", *OVERCOMMIT).stdout)
     first = training(kgorch, cluster)
     assert first["session"]["left_s"] <= 60 and first["slurm"]["job"] == told["job"]

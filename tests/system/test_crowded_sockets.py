@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from harness import wait_until
 from saving import Place, save
 from torch import nn
@@ -102,6 +103,7 @@ def place(tmp_path):
 def test_crowds_that_never_read_do_not_stop_the_keeper_or_cost_it_more_than_a_bounded_share(place):
     limit_descriptors(place.keeper.pid, 200)
     saver, net = place.saver(), nn.Linear(4, 4)
+    saver.prepare(1 << 16, torch.device("cpu"))  # waits for the keeper, for which a snapshot has no patience
     assert save(saver, {"model": net}, 1, persist=False)
     before = psutil.Process(place.keeper.pid).memory_info().rss
     with crowd(place.folder / "keeper.sock", 8) as silent, crowd(place.folder / "keeper.sock", 300):

@@ -7,7 +7,6 @@ import os
 import re
 import struct
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -415,9 +414,8 @@ def test_a_tracker_that_cannot_be_reached_delays_nothing_and_is_told_once(engine
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "s3cr3t-s3cr3t")
     add_session(engine, run, 0, 30)
     notes = Notes()
-    began_s = time.monotonic()
     one = trackers.of(run, TrackSection(to=["mlflow"], uri="http://127.0.0.1:9"), notes)
-    assert one and time.monotonic() - began_s < 2.0, "its process starts beside it"
+    assert one and notes.empty(), "its process starts beside it"
     kind, facts = notes.get(timeout=240)  # low priority: on a busy machine its imports take minutes
     assert kind == "tracking_failed" and list(facts["failing"]) == ["mlflow"]
     assert "s3cr3t" not in json.dumps(facts)
@@ -490,10 +488,10 @@ def test_two_processes_do_not_feed_one_tracker(engine, run):
 def test_a_training_that_is_stopped_killed_and_resumed_is_one_curve_in_tensorboard(kgorch):
     pytest.importorskip("tensorboard")
     plan = kgorch.plan(
-        args={"epochs": 20, "sleep": 0.1}, extra='[track]\nto = ["tensorboard"]\nfolder = "tb"\nsystem = false'
+        args={"epochs": 20, "sleep": 0.4}, extra='[track]\nto = ["tensorboard"]\nfolder = "tb"\nsystem = false'
     )
     total = 20 * 6
-    kgorch.stop_and_kill(plan, total)
+    kgorch.stop_and_kill(plan, total, hurry=("--set", "stage.train.args.sleep=0.0"), within_s=120)
     assert not any(event["facts"]["failing"] for event in kgorch.events("tracked"))
     # a session's end waits half a minute for its trackers: on a busy machine something may be left
     [sent] = json.loads(kgorch("track", "test", "--json").stdout)

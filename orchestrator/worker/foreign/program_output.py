@@ -12,6 +12,7 @@ import json
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
@@ -183,13 +184,16 @@ class LogTail:
 
 @contextlib.contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise MatchTimeout in the block after so many seconds of this process's time: a busy machine is no fault of it.
+    """Raise MatchTimeout in the block after so many seconds of this thread's time: a busy machine is no fault of it.
 
     In the main thread.
     """
+    end_s = time.thread_time() + seconds
 
     def interrupt(_: int, __: FrameType | None) -> None:
-        raise MatchTimeout
+        if (left_s := end_s - time.thread_time()) <= 0:
+            raise MatchTimeout
+        signal.setitimer(signal.ITIMER_VIRTUAL, max(left_s, 0.001))  # other threads have computed
 
     before = signal.signal(signal.SIGVTALRM, interrupt)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)

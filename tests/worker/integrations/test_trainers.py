@@ -64,9 +64,9 @@ def test_an_unmodified_program_has_the_bits_of_an_uninterrupted_one(kgorch: Kgor
     plan = alone.plan(program, ranks=2, args=args, every="600s", extra=BEST.get(library, ""))
     alone("start", str(plan))
     state, steps = alone.export(), alone.status()["step"]
-    kgorch.extra_env |= env | {"SPREAD_S": "0.25"}
+    kgorch.extra_env |= env | {"SPREAD_S": "0.6"}
     plan = kgorch.plan(program, ranks=2, args=args, every="700ms", extra=BEST.get(library, ""))
-    kgorch.stop_and_kill(plan, steps, within_s=120)
+    kgorch.stop_and_kill(plan, steps, env={"SPREAD_S": "0"}, within_s=120)
     assert (kgorch.folder / "out" / "after.txt").read_text() == (alone.folder / "out" / "after.txt").read_text()
     assert kgorch.export() == state
     assert own_checkpoints(alone) <= own_checkpoints(kgorch)

