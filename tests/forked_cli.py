@@ -6,6 +6,8 @@ what a process inherits (limits, namespaces, a cgroup) must be as it was when th
 Commands on terminals, of shells, and of examples always are.
 
     python -m forked_cli DESCRIPTOR     the server: a command is forked for each request on that socket
+
+forked_ranks.py has a server of another kind.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from kgorch.launch.standby import conditions
@@ -36,6 +39,8 @@ from kgorch.system import process_title
 PREFIXES = ("PYTHON", "LC_", "LD_", "MALLOC")
 NAMES = ("LANG", "LANGUAGE", "TZ")
 """Variables that are read when a process starts."""
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 HIGH = 900
 """Descriptors from here on are free in the server."""
@@ -49,6 +54,10 @@ class ForkedCommand(subprocess.Popen[str]):
     _status: int
     """Descriptor from which the server's os.waitpid() of it is read."""
 
+    @staticmethod
+    def _server() -> Server:
+        return server()
+
     def _execute_child(self, *values: Any) -> None:
         """In the place of fork and exec."""
         given = dict(zip(list(inspect.signature(subprocess.Popen._execute_child).parameters)[1:], values, strict=True))
@@ -58,7 +67,7 @@ class ForkedCommand(subprocess.Popen[str]):
         try:
             request = {name: given[name] for name in ("args", "env")}
             request |= {"umask": _umask(), "cwd": os.fspath(given["cwd"]), "targets": [0, 1, 2, *given["pass_fds"]]}
-            self.pid = server().fork(request, [status, *streams, *given["pass_fds"]])
+            self.pid = self._server().fork(request, [status, *streams, *given["pass_fds"]])
             self._child_created = True
         finally:
             os.close(status)
@@ -89,26 +98,35 @@ class ForkedCommand(subprocess.Popen[str]):
 
 
 class Server:
-    """The server of this process."""
+    """The server of this process.
 
-    def __init__(self) -> None:
-        self._started_in = conditions({})
-        self._environ = at_start(os.environ)
+    Args:
+        module: its program.
+        environ: variables that it is started with besides.
+        prefixes: of variables that it reads when it starts.
+    """
+
+    def __init__(
+        self, module: str = "forked_cli", environ: Mapping[str, str] = NOTHING, prefixes: tuple[str, ...] = PREFIXES
+    ) -> None:
+        self._started_in, self._prefixes = conditions({}), prefixes
+        self._environ = at_start({**os.environ, **environ}, prefixes)
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
                 # the last word makes room for longer command lines
-                [sys.executable, "-m", "forked_cli", str(theirs.fileno()), "-" * 4096],
+                [sys.executable, "-m", module, str(theirs.fileno()), "-" * 4096],
                 pass_fds=(theirs.fileno(),),
                 # of no state folder: a test that ends all processes of its own leaves it alone
-                env={**os.environ, "KGORCH_HOME": "", "PYTHONPATH": _with_tests(os.environ)} | process_title.room(),
+                env={**os.environ, **environ, "KGORCH_HOME": "", "PYTHONPATH": _with_tests(os.environ)}
+                | process_title.room(),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
         atexit.register(self.close)
 
     def can_fork(self, environ: Mapping[str, str]) -> bool:
-        is_same = at_start(environ) == self._environ and conditions({}) == self._started_in
+        is_same = at_start(environ, self._prefixes) == self._environ and conditions({}) == self._started_in
         return is_same and sum(len(f"{item}{environ[item]}") + 2 for item in environ) < process_title.ROOM_BYTES
 
     def fork(self, request: Mapping[str, Any], descriptors: list[int]) -> int:
@@ -135,8 +153,8 @@ def popen(command: list[str], *, env: Mapping[str, str], **options: Any) -> subp
     return kind(command, env=env, text=True, **options)
 
 
-def at_start(environ: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environ.items() if name.startswith(PREFIXES) or name in NAMES}
+def at_start(environ: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name.startswith(prefixes) or name in NAMES}
 
 
 def _umask() -> int:

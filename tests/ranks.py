@@ -6,11 +6,10 @@ import contextlib
 import os
 import random
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import forked_ranks
 from harness import PROGRAMS
 from safetensors.numpy import load_file
 from saving import Place
@@ -75,17 +74,13 @@ def run(
         output=str(folder / "outputs"), plan_hash="", keeper=str(folder / "keeper.sock"),
         settings=(settings or Settings()).as_dict(), **launched,
     )  # fmt: skip
-    told = {LAUNCH_VARIABLE: str(launch.write()), BOARD_VARIABLE: str(place.page), "OMP_NUM_THREADS": "1"}
+    told = {LAUNCH_VARIABLE: str(launch.write()), BOARD_VARIABLE: str(place.page), **forked_ranks.THREADS}
     told |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
     held = transport.connect(
         folder / "keeper.sock"
     )  # a keeper that nobody has come to for 20 s ends: ranks may start as slowly
     started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "kgorch.worker.entry"],
-            env={**os.environ, **told, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(ranks)
+        forked_ranks.popen({**os.environ, **told, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(ranks)
     ]
     try:
         codes = [process.wait(timeout_s) for process in started]

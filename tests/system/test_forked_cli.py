@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import forked_cli
+import forked_ranks
 import psutil
 import pytest
 from forked_cli import ForkedCommand
@@ -61,3 +62,10 @@ def test_the_server_belongs_to_no_state_folder(monkeypatch, tmp_path):
         assert not processes_of(tmp_path)
     finally:
         made.close()
+
+
+def test_ranks_without_a_supervisor_are_forked_unless_pytorch_would_start_otherwise():
+    usual = {**os.environ, **forked_ranks.THREADS}
+    assert forked_ranks.server().can_fork(usual)
+    assert not forked_ranks.server().can_fork(usual | {"OMP_NUM_THREADS": "2"})
+    assert not forked_ranks.server().can_fork(usual | {"CUDA_VISIBLE_DEVICES": "1"})
