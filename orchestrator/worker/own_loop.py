@@ -71,7 +71,7 @@ class OwnLoop:
         """Count the last epoch, which no boundary follows."""
         at, first = self._state.position, next(iter(self._state.followed.values()), None)
         if first is not None:
-            at.epoch += first.epochs_done - first.epoch
+            at.epoch += max(first.epochs_done - first.epoch, first.has_given_all)
         elif at.epoch + 1 == at.epochs_total:  # session.expect(epochs=…)
             at.epoch += 1
 

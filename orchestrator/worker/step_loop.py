@@ -12,6 +12,7 @@ from typing import Any
 from kgorch.core.codes import EventKind
 from kgorch.core.metrics.metric_curve import Mark
 from kgorch.errors import KgorchError
+from kgorch.protocol.values import MAX_NUMBER
 from kgorch.worker import rng_state, session_end
 from kgorch.worker.audit.port_audit import PortAudit
 from kgorch.worker.checkpoint import state_codec
@@ -296,6 +297,8 @@ class StepLoop:
     def expect(self, steps: int | None, epochs: int | None) -> None:
         """See Session.expect."""
         at = self._state.position
+        # a Trainer that does not know them may give a number that stands for no end
+        steps, epochs = (count if count and count < MAX_NUMBER else None for count in (steps, epochs))
         at.steps_total, at.epochs_total = steps or at.steps_total, epochs or at.epochs_total
 
     def _update_total(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -83,6 +84,14 @@ class FollowedLoader:
         """Epochs that were read to their end, those of earlier sessions included."""
         running = self._epoch_of_loader
         return self.epoch + bool(running is not None and running.is_over and not self._given and not running.back)
+
+    @property
+    def has_given_all(self) -> bool:
+        """The running epoch has no batch left, whether or not the script has asked for another one."""
+        running = self._epoch_of_loader
+        with contextlib.suppress(TypeError):  # without a length
+            return running is not None and running.batches_used >= len(self)
+        return False
 
     @property
     def share(self) -> int:

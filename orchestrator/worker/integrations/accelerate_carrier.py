@@ -80,6 +80,8 @@ class AccelerateCarrier:
     """
 
     def __init__(self, accelerator: Any, session: Session) -> None:
+        without_gpu = "use `Accelerator(cpu=True)` where there is no GPU"
+        carrier.require_all_ranks(session, "Accelerate", accelerator.num_processes, without_gpu)
         self._accelerator, self.session = accelerator, session
         self.things: dict[str, Any] = {}
         self._repeated: dict[str, Any] = {}

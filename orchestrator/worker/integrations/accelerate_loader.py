@@ -65,6 +65,11 @@ class StepLoader(FollowedLoader):
         place = super().place
         return place and {**place, "order_epoch": self.order}
 
+    @property
+    def samples_used(self) -> int:
+        """Of a training loader; those of an evaluation are no samples of the training."""
+        return super().samples_used if self.carrier.is_driver(self) else 0
+
     def before_batch(self) -> None:
         self.carrier.before_batch(self)
 

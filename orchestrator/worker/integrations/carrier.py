@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from kgorch import worker
+from kgorch.errors import KgorchError
 from kgorch.worker import session_end
 from kgorch.worker.session import Session
 
@@ -45,6 +46,17 @@ def unknown_version(library: str) -> str:
 def report_unknown(library: str, error: Exception) -> None:
     """Say that a Trainer is not carried, and why."""
     print(f"kgorch: {unknown_version(library)} ({type(error).__name__}: {error})", file=sys.stderr, flush=True)
+
+
+def require_all_ranks(session: Session, library: str, count: int, mend: str) -> None:
+    """Raises: KgorchError where the library trains in each rank alone: of such trainings a checkpoint would hold a part each."""
+    if count == session.world_size:
+        return
+    raise KgorchError(
+        f"{library} trains with {count} process(es), and the stage has {session.world_size} ranks",
+        "each rank would train a model of its own with all of the data, and write the same files",
+        next_step=f"{mend}, or give the stage `ranks = {count}`",
+    )
 
 
 @contextlib.contextmanager

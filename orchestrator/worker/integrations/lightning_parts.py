@@ -106,10 +106,20 @@ class LightningParts:
         for callback in trainer.callbacks:
             state, own = states.get(callback.state_key, {}), vars(callback)
             # What the script has set itself is no stranger's, as the name of a metric with a slash.
-            strange = {name: value for name, value in state.items() if name not in own or value != own[name]}
+            strange = {
+                name: value for name, value in state.items() if name not in own or not _is_same(value, own[name])
+            }
             if not carrier.stays_in(strange, *folders, own.get("dirpath")):
                 del trusted[callback.state_key]
                 self._note(
                     f"the state of {type(callback).__name__} is lost: it names files outside of the Trainer's folders"
                 )
         return trusted
+
+
+def _is_same(value: Any, own: Any) -> bool:
+    """Values that cannot be compared, as lists of tensors, are not."""
+    try:
+        return bool(value == own)
+    except (RuntimeError, ValueError, TypeError):
+        return False

@@ -101,6 +101,8 @@ class LightningCarrier:
         trainer, loop = self._trainer, self._trainer.fit_loop
         if self._is_set_up:
             return
+        all_ranks = 'use `Trainer(devices="auto")`, or as many as ranks'
+        carrier.require_all_ranks(self.session, "Lightning", trainer.world_size, all_ranks)
         self._is_running = True
         loop.setup_data()
         if loop._combined_loader is None:

@@ -143,6 +143,8 @@ class TransformersCarrier:
     def track(self) -> None:
         """Before the first step, when the Trainer has built all of its parts."""
         trainer, session = self.trainer, self.session
+        without_gpu = "use `TrainingArguments(use_cpu=True)` where there is no GPU"
+        carrier.require_all_ranks(session, "Transformers", trainer.accelerator.num_processes, without_gpu)
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
         things = {"model": carrier.trainable(trainer.model_wrapped), "optimizer": optimizer}
         if trainer.lr_scheduler is not None:

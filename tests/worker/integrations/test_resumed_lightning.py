@@ -675,3 +675,33 @@ def test_the_base_of_adapters_is_not_copied_where_the_rest_of_an_epoch_of_lightn
     whole, resumed = whole_and_resumed(carried, script, cut_at)
     assert resumed == whole
     assert {"model.net.weight", "model.teacher.weight"} <= copied and "model.base.0.weight" not in copied
+
+
+@pytest.mark.parametrize("cut_at", [4, 8])
+def test_a_callback_that_keeps_its_tensors_under_the_name_of_their_attribute_goes_on(lightning, carried, cut_at):
+    """As the averages of weights of many projects."""
+
+    class Average(lightning.Callback):
+        shadow: dict
+
+        def on_fit_start(self, trainer, module):
+            self.shadow = {name: weight.detach().flatten().repeat(2) for name, weight in module.named_parameters()}
+
+        def on_train_batch_end(self, trainer, module, *_):
+            for name, weight in module.named_parameters():
+                self.shadow[name].mul_(0.9).add_(weight.detach().flatten(), alpha=0.1)
+
+        def state_dict(self):
+            return {"shadow": self.shadow}
+
+        def load_state_dict(self, state):
+            self.shadow = state["shadow"]
+
+    def script():
+        average, module = Average(), lightning_module(lightning)()
+        trainer = lightning_trainer_of(lightning, callbacks=[average])
+        trainer.fit(module, DataLoader(numbers(24), 2, shuffle=True))
+        return weights_of(module), {name: tensor.tolist() for name, tensor in average.shadow.items()}
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at)
+    assert resumed == whole

@@ -7,7 +7,7 @@ import importlib
 
 import pytest
 import torch
-from cut_session import Cut
+from cut_session import Cut, CutSession
 from small_trainings import (
     Stream,
     goes_on,
@@ -21,6 +21,7 @@ from small_trainings import (
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from kgorch.errors import KgorchError
 from kgorch.worker.integrations import transformers_trainer
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -554,3 +555,60 @@ class Shuffled(IterableDataset):
 
     def __iter__(self):
         return (self.samples[number] for number in torch.randperm(len(self.samples)))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_training_of_transformers_without_a_length_has_steps_and_no_number_of_epochs(transformers, carried):
+    """It stood for no end, and the supervisor refused each message that told of it."""
+
+    def script():
+        trainer = transformers_trainer_of(transformers, Line(), max_steps=4)
+        trainer.get_train_dataloader = lambda: DataLoader(Shuffled(trainer.train_dataset), 2)
+        trainer.train()
+
+    carried(script)
+    position = carried.session._state.position
+    assert (position.steps_total, position.epochs_total) == (4, 0)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_finished_training_of_transformers_has_all_of_its_epochs(transformers, carried):
+    carried(lambda: transformers_trainer_of(transformers, Line()).train())
+    assert carried.session._state.position.epoch == 3
+
+
+def test_samples_of_an_evaluation_are_none_of_the_training(accelerated):
+    def script(accelerator):
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+        train, other = DataLoader(numbers(12), 2, shuffle=True), DataLoader(numbers(8), 2)
+        model, optimizer, train, other = accelerator.prepare(model, optimizer, train, other)
+        for _ in range(3):
+            for batch in train:
+                train_batch(accelerator, model, optimizer, batch)
+            len(list(other))
+
+    accelerated(script)
+    assert accelerated.session._state.position.samples == 3 * 12
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("library", ["transformers", "accelerate", "lightning"])
+def test_ranks_that_would_train_for_themselves_are_refused(request, carried, monkeypatch, library):
+    """As with Accelerate without a GPU: a checkpoint would hold a part of the weights of each of them."""
+    two = property(lambda _: 2, lambda *_: None)
+    monkeypatch.setattr(CutSession, "world_size", two, raising=False)
+    if library == "accelerate":
+        run = request.getfixturevalue("accelerated")
+        script = lambda accelerator: accelerator.prepare(  # noqa: E731
+            model := nn.Linear(1, 1), torch.optim.AdamW(model.parameters(), 0.1)
+        )
+    elif library == "transformers":
+        run, module = carried, request.getfixturevalue("transformers")
+        script = lambda: transformers_trainer_of(module, Line()).train()  # noqa: E731
+    else:
+        run, module = carried, request.getfixturevalue("lightning")
+        script = lambda: lightning_trainer_of(module).fit(lightning_module(module)(), DataLoader(numbers(4)))  # noqa: E731
+    with pytest.raises(KgorchError, match=r"trains with 1 process\(es\), and the stage has 2 ranks") as error:
+        run(script)
+    assert "ranks = 1" in error.value.next_step
