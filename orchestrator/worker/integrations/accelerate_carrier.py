@@ -48,6 +48,8 @@ REPLAY = (
     " there stay as they are, what the script writes otherwise is written again (docs/your-training.md)"
 )
 
+MADE = "files were gone and hold weights that are not trained"
+
 SECOND_TRAINING = (
     "what was prepared after the first step, with a model or optimizer, is a second training and not saved"
 )
@@ -122,6 +124,8 @@ class AccelerateCarrier:
         self.windows = AccumulationWindows(accelerator, session, lambda: (*self.loaders.values(), *self._earlier))
         self._own_state = OwnState(session.resumed)
         self._numbers, self._kept_files = ScriptNumbers(session), KeptFiles()
+        if self.is_replaying:  # also of what is saved before the first epoch
+            self._kept_files.open()
         accelerator.register_load_state_pre_hook(lambda _, folder: self._note_loaded(folder))
         session.at_end(self._check_begun)
         carrier.note_version(session, "accelerate")
@@ -247,7 +251,9 @@ class AccelerateCarrier:
     def _end_replay(self) -> None:
         """Clear what the epochs that are done have left, where no checkpoint holds it."""
         self.is_replaying, accelerator = False, self._accelerator
-        self._kept_files.close()
+        if (made := self._kept_files.close()) and self.session.rank == 0:
+            names = ", ".join(map(str, made[:5]))
+            print(f"kgorch: {len(made)} {MADE}: {names}", file=sys.stderr, flush=True)
         groups = (group["params"] for item in accelerator._optimizers for group in item.param_groups)
         for weight in itertools.chain(*groups, *(model.parameters() for model in accelerator._models)):
             weight.grad = None
@@ -306,7 +312,6 @@ class AccelerateCarrier:
         if self.is_replaying and not (number and self._begins(loader, number)):
             if loader.number is not None and loader.number < resumed.get("freed", 0):
                 raise torch.cuda.OutOfMemoryError(RAN_OUT)
-            self._kept_files.open()
             is_epoch = bool(number) and self.is_driver(loader)
             if is_epoch and not self._is_replay_told and self.session.rank == 0:
                 self._is_replay_told = True

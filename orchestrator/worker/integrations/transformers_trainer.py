@@ -158,7 +158,8 @@ class TransformersCarrier:
             self.loader.start_at(int(trainer.state.epoch or 0), 0)
             if self.loader.is_saved_at_end:  # a training that is extended
                 self.loader.begin_anew()
-                session.restore_random_states()
+                if not session.resumed.is_finished:
+                    session.restore_random_states()
             self.loader.is_open = True
             trainer.callback_handler.train_dataloader = (
                 self._script_loader

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -74,6 +76,8 @@ def accelerated(monkeypatch):
 
     for name in (*accelerate_loop.PREPARES, "load_state", "free_memory", *accelerate_loop.WRITES):
         monkeypatch.setattr(library.Accelerator, name, getattr(library.Accelerator, name))
+    for module, name in ((torch, "save"), (os, "rename"), (os, "replace"), (shutil, "copyfile")):
+        monkeypatch.setattr(module, name, getattr(module, name))  # a script that fails leaves them replaced
     for name in accelerate_loop.SKIPPING:
         monkeypatch.setattr(f"{name}.skip_first_batches", library.skip_first_batches)
     accelerate_loop.adapt(library)

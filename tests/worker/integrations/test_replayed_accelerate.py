@@ -361,11 +361,20 @@ def test_training_epochs_that_are_a_strangers_are_bounded(text, says):
     assert bits_of(text_of(0b1011)) == 0b1011
 
 
+def made_before(weights, path: Path) -> None:
+    """As tempfile.mkstemp."""
+    (beside := path.with_name("made")).touch()
+    torch.save(weights, beside)
+    torch.load(beside)
+    beside.replace(path)
+
+
 WRITERS = {
     "torch.save": lambda weights, path: torch.save(weights, path),
     "by name": lambda weights, path: torch.save(obj=weights, f=str(path)),
     "safetensors": lambda weights, path: safetensors.torch.save_file(weights, path),
     "beside it": lambda weights, path: (torch.save(weights, f"{path}.tmp"), Path(f"{path}.tmp").replace(path)),
+    "made before": lambda weights, path: made_before(weights, path),
     "moved": lambda weights, path: (torch.save(weights, f"{path}.tmp"), shutil.move(f"{path}.tmp", path)),
 }
 
@@ -407,7 +416,7 @@ def test_files_of_weights_of_epochs_that_are_done_stay_as_they_are(accelerated, 
     assert before == [getattr(module, name) for module, name in zip((torch, safetensors.torch, os), names, strict=True)]
 
 
-def test_a_file_of_an_epoch_that_is_done_is_written_where_it_is_gone(accelerated, tmp_path):
+def test_a_file_of_an_epoch_that_is_done_is_written_where_it_is_gone(accelerated, tmp_path, capfd):
     (last := tmp_path / "weights" / "last").parent.mkdir()
 
     def script(accelerator):
@@ -423,3 +432,46 @@ def test_a_file_of_an_epoch_that_is_done_is_written_where_it_is_gone(accelerated
         accelerated(script, 14)
     last.unlink()
     accelerated(script, saved=cut.value.saved)
+    assert f"1 files were gone and hold weights that are not trained: {last}" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("cut_at", [8, 12, 14, None])
+def test_the_best_file_stays_the_best_however_a_script_comes_by_it(accelerated, tmp_path, cut_at, capfd):
+    """It is saved before the first epoch, too; copied from the newest; and a kill has left a torn file beside it."""
+    (folder := tmp_path / "weights").mkdir()
+    held = []
+
+    def script(accelerator, scores=(3, 2, 1)):
+        model, optimizer, train = prepared(accelerator, shuffled())
+        torch.save("first", folder / "kept")
+        best = 0.0
+        for score in scores:
+            for batch in train:
+                train_batch(accelerator, model, optimizer, batch)
+            held.append(torch.save)
+            torch.save(model.state_dict(), folder / "newest")
+            if score > best:
+                best = score
+                shutil.copy(folder / "newest", folder / "best")
+                torch.save(model.state_dict(), folder / "kept.tmp")
+                Path(folder / "kept.tmp").replace(folder / "kept")
+
+    def written() -> dict[str, bytes]:
+        return {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix != ".tmp"}
+
+    accelerated(script)
+    uncut, saved = written(), accelerated.session.saved(is_final=True)
+    assert uncut["best"] != uncut["newest"]
+    for file in folder.iterdir():
+        file.unlink()
+    if cut_at:
+        with pytest.raises(Cut) as cut:
+            accelerated(script, cut_at)
+        saved = cut.value.saved
+    else:
+        accelerated(script)
+    (folder / "kept.tmp").write_bytes(b"torn")
+    accelerated(script, saved=saved)
+    assert written() == uncut and "not trained:" not in capfd.readouterr().err
+    held[-3]("later", folder / "newest")  # of an epoch that was done
+    assert torch.load(folder / "newest") == "later"
