@@ -60,10 +60,9 @@ class PortAudit:
 
     def _report_ladder(self) -> None:
         exactness = self._state.exactness
-        if exactness.facts.get("memory", "").startswith("no memory ladder"):  # a Trainer's integration has said it
-            return
         if not self._runner.is_used:
-            exactness.update(ladder=NO_LADDER)
+            if "ladder" not in exactness.facts:  # else a Trainer's integration has said why
+                exactness.update(ladder=NO_LADDER)
         elif exactness.facts.get("ladder") == NO_LADDER:
             exactness.update(ladder=SOME_LADDER)
 

@@ -56,8 +56,9 @@ class FollowedLoader:
         """The saved epoch is over: a loop that takes a fixed number of batches has not asked for more after its last one."""
         if self._saved and self._saved.get("batches"):
             generators = self._saved.get("stood") or self._saved.get("generators")
-            self._saved = {**self._saved, "batches": 0, "is_begun": False, "generators": generators}
             self.epoch += 1
+            begun = {"epoch": self.epoch, "batches": 0, "is_begun": False, "generators": generators}
+            self._saved = {**self._saved, **begun}
 
     @property
     def running(self) -> LoaderFastForward | None:

@@ -48,7 +48,7 @@ REPLAY = (
     " there stay as they are, what the script writes otherwise is written again (docs/your-training.md)"
 )
 
-MADE = "files were gone and hold weights that are not trained"
+MADE = "files that were gone were written with weights that are not trained"
 
 SECOND_TRAINING = (
     "what was prepared after the first step, with a model or optimizer, is a second training and not saved"
@@ -66,7 +66,7 @@ HELD = (
 RAN_OUT = "CUDA out of memory. So it was in the first session of this run, and kgorch does not try it again"
 """Accelerate's `find_executable_batch_size` tells an out-of-memory by the text."""
 
-NO_LADDER = "no memory ladder: the script does forward and backward itself"
+NO_LADDER = "none: the script does forward and backward itself"
 
 
 class AccelerateCarrier:
@@ -115,7 +115,7 @@ class AccelerateCarrier:
         self._number = self._within = 0  # of loaders that were prepared outside of all iterations, and within one
         self._epochs = 0  # of all training loaders
         self.outer: StepLoader | None = None
-        session.note_exactness(loop=NOTE, memory=NO_LADDER)
+        session.note_exactness(loop=NOTE, ladder=NO_LADDER)
         session.name_untracked("accelerator.prepare() or accelerator.register_for_checkpointing()")
         while _hooks:
             _hooks.pop().remove()
@@ -253,7 +253,7 @@ class AccelerateCarrier:
         self.is_replaying, accelerator = False, self._accelerator
         if (made := self._kept_files.close()) and self.session.rank == 0:
             names = ", ".join(map(str, made[:5]))
-            print(f"kgorch: {len(made)} {MADE}: {names}", file=sys.stderr, flush=True)
+            print(f"kgorch: {MADE} ({len(made)}): {names}", file=sys.stderr, flush=True)
         groups = (group["params"] for item in accelerator._optimizers for group in item.param_groups)
         for weight in itertools.chain(*groups, *(model.parameters() for model in accelerator._models)):
             weight.grad = None

@@ -77,14 +77,12 @@ class KeptFiles:
 
     def _moving(self, original: Callable[..., Any], *, copies: bool) -> Callable[..., Any]:
         def move(src: Any, dst: Any, **kwargs: Any) -> Any:
-            source, target = (
-                (_path(src), _path(dst)) if self._is_open and not kwargs.keys() - {"follow_symlinks"} else (None, None)
-            )
-            if not source or not target or source not in self._written | self._kept:
+            source, target = _path(src), _path(dst)
+            if not self._is_open or not target or source not in self._written | self._kept:
                 return original(src, dst, **kwargs)
             if self._is_there(target):
                 if source in self._written and not copies:
-                    source.unlink()
+                    Path(src).unlink()
                 return dst if copies else None
             if source in self._written:
                 self._written.add(target)

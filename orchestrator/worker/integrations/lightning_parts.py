@@ -107,7 +107,7 @@ class LightningParts:
             state, own = states.get(callback.state_key, {}), vars(callback)
             # What the script has set itself is no stranger's, as the name of a metric with a slash.
             strange = {
-                name: value for name, value in state.items() if name not in own or not _is_same(value, own[name])
+                name: value for name, value in state.items() if name not in own or not _is_equal(value, own[name])
             }
             if not carrier.stays_in(strange, *folders, own.get("dirpath")):
                 del trusted[callback.state_key]
@@ -117,8 +117,8 @@ class LightningParts:
         return trusted
 
 
-def _is_same(value: Any, own: Any) -> bool:
-    """Values that cannot be compared, as lists of tensors, are not."""
+def _is_equal(value: Any, own: Any) -> bool:
+    """False where they cannot be compared, as lists of tensors."""
     try:
         return bool(value == own)
     except (RuntimeError, ValueError, TypeError):

@@ -16,7 +16,7 @@ from kgorch.errors import KgorchError
 from kgorch.worker.data import batches
 from kgorch.worker.session import Session
 
-NO_LADDER = "no memory ladder: the script does the backward itself (manual optimization)"
+NO_LADDER = "none: the script does the backward itself (manual optimization)"
 
 
 class ClosureInParts:

@@ -101,8 +101,8 @@ class LightningCarrier:
         trainer, loop = self._trainer, self._trainer.fit_loop
         if self._is_set_up:
             return
-        all_ranks = 'use `Trainer(devices="auto")`, or as many as ranks'
-        carrier.require_all_ranks(self.session, "Lightning", trainer.world_size, all_ranks)
+        mend = "give `Trainer(devices=…, num_nodes=…)` as many devices as there are ranks"
+        carrier.require_all_ranks(self.session, "Lightning", trainer.world_size, mend)
         self._is_running = True
         loop.setup_data()
         if loop._combined_loader is None:
@@ -132,7 +132,7 @@ class LightningCarrier:
             is_asked = not self._extends and self.session.resumed.state("lightning").get("should_stop", False)
             trainer.should_stop = self.session.resumed.is_finished or is_asked
         if not trainer.lightning_module.automatic_optimization:
-            self.session.note_exactness(memory=lightning_steps.NO_LADDER)
+            self.session.note_exactness(ladder=lightning_steps.NO_LADDER)
         steps, epochs = trainer.estimated_stepping_batches, trainer.max_epochs
         self.session.expect(
             steps=int(steps) if 0 < steps < float("inf") else None, epochs=epochs if epochs and epochs > 0 else None

@@ -26,7 +26,7 @@ from kgorch.worker.session import Session
 
 STATE_FILE = "trainer_state.json"
 
-NO_LADDER = "no memory ladder: the Trainer makes its batches itself, of what the loader gives (GRPOTrainer: prompts)"
+NO_LADDER = "none: the Trainer makes its batches itself, of what the loader gives (GRPOTrainer: prompts)"
 
 
 def adapt(module: ModuleType) -> None:
@@ -340,7 +340,7 @@ def _in_microbatches(original: Callable[..., Any]) -> Callable[..., Any]:
         if not carried:
             return original(self, model, inputs, num_items_in_batch)
         if not isinstance(inputs, Mapping):
-            carried.session.note_exactness(memory=NO_LADDER)
+            carried.session.note_exactness(ladder=NO_LADDER)
             return original(self, model, inputs, num_items_in_batch)
 
         def work(part: Any, weight: float) -> torch.Tensor:

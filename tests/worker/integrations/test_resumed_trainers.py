@@ -590,6 +590,8 @@ def test_samples_of_an_evaluation_are_none_of_the_training(accelerated):
 
     accelerated(script)
     assert accelerated.session._state.position.samples == 3 * 12
+    facts = accelerated.session._state.exactness.facts
+    assert facts["ladder"] == "none: the script does forward and backward itself" and "memory" not in facts
 
 
 @pytest.mark.filterwarnings("ignore")
