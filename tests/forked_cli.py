@@ -35,6 +35,7 @@ from typing import Any
 
 from kgorch.launch.standby import conditions
 from kgorch.system import process_title
+from kgorch.system.sockets.listener import raise_descriptor_limit
 
 PREFIXES = ("PYTHON", "LC_", "LD_", "MALLOC")
 NAMES = ("LANG", "LANGUAGE", "TZ")
@@ -109,6 +110,7 @@ class Server:
     def __init__(
         self, module: str = "forked_cli", environ: Mapping[str, str] = NOTHING, prefixes: tuple[str, ...] = PREFIXES
     ) -> None:
+        raise_descriptor_limit()  # as the standby of these tests does later
         self._started_in, self._prefixes = conditions({}), prefixes
         self._environ = at_start({**os.environ, **environ}, prefixes)
         self._socket, theirs = socket.socketpair()

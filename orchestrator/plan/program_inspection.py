@@ -23,6 +23,8 @@ _SAVES = {"save": 1, "save_file": 1, "save_checkpoint": 0, "save_pretrained": 0,
 """Function → position of the path among its arguments; `save` is torch's."""
 
 _RENAMES = ("rename", "replace", "move")
+_SAYS = ("print", "echo", "write", "log", "debug", "info", "warning", "set_description", "set_postfix_str")
+_PERCENT, _BRACES = re.compile(r"%[-+ #0-9.]*[a-zA-Z]"), re.compile(r"\{[^{}]*\}")
 _STEP = re.compile(r"((?:global[_ ]?)?(?:step|iter(?:ation)?))(\W{1,4})$", re.IGNORECASE)
 _LOSS = re.compile(r"(loss)(\W{1,4})$", re.IGNORECASE)
 
@@ -336,22 +338,54 @@ def _by_library(names: _Names, found: ProgramFindings) -> None:
 
 
 def _printed(tree: ast.Module) -> tuple[str, str]:
-    """Regular expressions for the step and the loss, from the f-strings of the program."""
+    """Regular expressions for the step and the loss, from the texts that the program puts together. What it prints goes first."""
+    said = {
+        part
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and _called(node) in _SAYS
+        for part in ast.walk(node)
+    }
     step = loss = ""
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.JoinedStr):
+    for node in sorted(ast.walk(tree), key=lambda node: node not in said):
+        parts = _parts(node)
+        if _is_name_of_file(parts):
             continue
-        for number, part in enumerate(node.values[:-1]):
-            if not isinstance(part, ast.Constant) or not isinstance(node.values[number + 1], ast.FormattedValue):
+        for number, text in enumerate(parts[:-1]):
+            if text is None or parts[number + 1] is not None:
                 continue
-            text = str(part.value)
             if not step and (match := _STEP.search(text)):
-                rest: list[Any] = node.values[number + 2 :]
-                slash = len(rest) > 1 and isinstance(rest[0], ast.Constant) and rest[0].value == "/"
-                step = re.escape(match[0]).replace(r"\ ", " ") + _COUNT + (r"\s*/" + _COUNT if slash else "")
+                total = parts[number + 2 : number + 4] == ["/", None]
+                step = re.escape(match[0]).replace(r"\ ", " ") + _COUNT + (r"\s*/" + _COUNT if total else "")
             if not loss and (match := _LOSS.search(text)):
                 loss = re.escape(match[0]).replace(r"\ ", " ") + r"\s*" + _NUMBER
     return step, loss
+
+
+def _parts(node: ast.AST) -> list[str | None]:
+    """The fixed parts of a text that is put together, with None for each value; [] for any other expression."""
+    match node:
+        case ast.JoinedStr(values=values):
+            return [str(part.value) if isinstance(part, ast.Constant) else None for part in values]
+        case ast.BinOp(left=ast.Constant(value=str(text)), op=ast.Mod()):
+            return _split(_PERCENT, text)
+        case ast.Call(func=ast.Attribute(value=ast.Constant(value=str(text)), attr="format")):
+            return _split(_BRACES, text)
+        case ast.Call(args=[ast.Constant(value=str(text)), _, *_]) if _called(node) in _SAYS and "%" in text:
+            return _split(_PERCENT, text)
+        case ast.Call(args=[_, _, *_] as words) if _called(node) == "print":
+            return [f"{word.value!s} " if isinstance(word, ast.Constant) else None for word in words]
+    return []
+
+
+def _split(values: re.Pattern[str], text: str) -> list[str | None]:
+    fixed: list[str | None] = [None]
+    return [part for piece in values.split(text) for part in (piece, *fixed)][:-1]
+
+
+def _is_name_of_file(parts: Sequence[str | None]) -> bool:
+    """As f"out/step-{step}.pt": nobody prints it alone."""
+    texts = [text for text in parts if text is not None]
+    return not any(re.search(r"\s", text) for text in texts) and bool(texts and re.search(r"\.[a-z]\w*$", texts[-1]))
 
 
 def _called(call: ast.Call) -> str:
@@ -382,6 +416,7 @@ def plan_text(entry: str, words: Sequence[str], found: ProgramFindings, *, is_fo
         or "run"
     )
     lines = [f"name = {_quoted(name)}", "", "[[stage]]", 'name = "train"', f"entry = {_quoted(entry)}"]
+    words, first = _without_resume(words, found.again) if is_foreign and found.checkpoint else (words, [])
     if words:
         lines.append(f"argv = {_quoted(list(words))}")
     lines.append(f'flags = "{found.flags}"                # how args = {{ … }} become flags')
@@ -403,6 +438,8 @@ def plan_text(entry: str, words: Sequence[str], found: ProgramFindings, *, is_fo
         lines.append(
             f"again = {_quoted(found.again)}" if found.again else '# again = ["--resume", "{checkpoint}"]   # not found'
         )
+    if first:
+        lines.append(f"first = {_quoted(first)}")
     handled = (
         "its handler saves, it seems"
         if found.stop
@@ -418,6 +455,18 @@ def plan_text(entry: str, words: Sequence[str], found: ProgramFindings, *, is_fo
     if found.loss:
         lines.append(f"metrics = {{ loss = {{ log = {_literal(found.loss)} }} }}")
     return "\n".join(lines) + "\n"
+
+
+def _without_resume(words: Sequence[str], again: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The command line without the flag by which the program continues, and that flag: it is for the first launch alone."""
+    flag = again[0].partition("=")[0] if again else ""
+    others, first = list(words), list[str]()
+    for number, word in enumerate(words):
+        if flag and word.partition("=")[0] == flag:
+            has_value = word == flag and len(again) > 1 and number + 1 < len(words)
+            first = list(words[number : number + 1 + has_value])
+            others = [*words[:number], *words[number + len(first) :]]
+    return others, first
 
 
 def _remark(text: str) -> str:

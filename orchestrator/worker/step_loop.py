@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
+
 from kgorch.core.codes import EventKind
 from kgorch.core.metrics.metric_curve import Mark
 from kgorch.errors import KgorchError
@@ -62,6 +64,7 @@ class StepLoop:
         self._batches_per_step, self._batches_since = 1, 0
         self._batches_of_loop = 0  # from the running epoch to the loop's end; 0 where the loader has no length
         self.in_step = self.counts_epochs = self._is_own = False
+        self._own_from = 0  # step at which this process began the loop that the script owns
 
     def resume(self, point: ResumePoint) -> None:
         """Continue from there; before the first step."""
@@ -123,7 +126,9 @@ class StepLoop:
             weights = [share * divided_by / samples for share in shares]
             read = [share or 1 for share in shares]  # a rank without a share gets a sample of weight 0
             # Inside the loop, because the warm-up needs a batch.
-            if self._point.needs_warmup:
+            if self._point.needs_warmup and state.followed:
+                self._pass_over_warm_up("what the script takes from a further loader cannot be taken back")
+            elif self._point.needs_warmup:
                 yield from self._warm_up(parts, weights, read)
             runner.set_batches(parts, weights, read)
             if runner.has_dropout_state:
@@ -196,12 +201,16 @@ class StepLoop:
         state, point, self._is_own = self._state, self._point, True
         self.restore_random_states()
         if point.needs_warmup:
-            # The step cannot be run twice: its batch is the script's.
-            point.needs_warmup = False
-            why = "DDP has not ordered its buckets yet, so the first step sums the gradients in another order"
-            state.exactness.update(resume=why)
+            self._pass_over_warm_up("the script owns its loop")
+        self._own_from = state.position.step
         self._warn_if_untracked()
         self._enter_steps(share)
+
+    def _pass_over_warm_up(self, why: str) -> None:
+        """The first step cannot be run twice."""
+        self._point.needs_warmup = False
+        order = "DDP has not ordered its buckets yet, so the first step sums the gradients in another order"
+        self._state.exactness.update(resume=f"{order}: it is not run twice, for {why}")
 
     @property
     def is_trained(self) -> bool:
@@ -227,9 +236,13 @@ class StepLoop:
 
     def end_own(self, samples: int) -> None:
         """After the last step of a loop that the script owns; a step that has begun without its optimizer's step does not count."""
-        steps, at = self._optimizer_steps, self._state.position
-        if self.in_step and (steps.has_stepped or not steps.is_used):
-            at.step, at.samples = at.step + 1, at.samples + samples
+        steps, at, things = self._optimizer_steps, self._state.position, self._state.tracked.things
+        # Of a session that was resumed behind the last step no optimizer has been used.
+        is_first = at.step == self._own_from and any(
+            isinstance(item, torch.optim.Optimizer) for item in things.values()
+        )
+        if self.in_step and (steps.has_stepped or not (steps.is_used or is_first)):
+            at.step, at.samples, self._batches_since = at.step + 1, at.samples + samples, 0
         self.in_step = False
         self._state.marker.enter("evaluation")
         self._save_best()

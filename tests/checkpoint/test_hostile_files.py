@@ -202,7 +202,16 @@ def test_any_value_in_any_place_of_a_record_is_taken_or_passed_over(value):
             _ends_in_an_event(folder, 1)
             launcher.torchrun_pid(folder)
             launcher.shim_environment(folder)
-            assert launcher.kill(folder), "nothing runs, and nobody is sent a signal"
+
+
+@settings(MANY, max_examples=25)
+@given(hostile, st.sampled_from(list(_places(LEFT))))
+def test_whatever_an_attempt_has_left_ending_it_signals_nobody(value, at):
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for file in ("exit.json", "shim.json"):
+            (folder / file).write_text(json.dumps(_with(LEFT, at, value)))
+        assert launcher.kill(folder)
 
 
 @pytest.mark.parametrize(

@@ -202,6 +202,45 @@ def test_what_is_printed_is_read_as_it_was_whatever_its_form(printed, line, step
     assert re.search(found.loss, line).groups() == (loss,)
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "print('step', step, 'loss', loss)",
+        "print('step %6d loss %.4f' % (step, loss))",
+        "print('step {} loss {:.3f}'.format(step, loss))",
+        "logger.info('step %d loss %s', step, loss)",
+        "text = f'step {step} loss {loss}'\nprint(text)",
+        "torch.save(x, f'out/Step-{step}.pt')\nprint('step', step, 'loss', loss)",
+        "path = f'Step-{step}_loss={loss}.ckpt'\nprint(f'step {step} loss {loss}')",
+        "tag = f'Step {step}'\nprint(f'step {step} loss {loss}')",
+    ],
+)
+def test_what_is_printed_is_found_in_each_way_to_print_it_and_no_name_of_a_file_is_taken_for_it(source):
+    found = inspect(source, [])
+    line = "step 12 loss 0.5012"
+    assert re.search(found.step, line).groups() == ("12",), found.step
+    assert re.search(found.loss, line).groups() == ("0.5012",), found.loss
+
+
+@pytest.mark.parametrize(
+    ("words", "argv", "first"),
+    [
+        (["--resume", "old.pt", "--lr", "1"], ["--lr", "1"], ["--resume", "old.pt"]),
+        (["--lr", "1", "--resume=old.pt"], ["--lr", "1"], ["--resume=old.pt"]),
+        (["--lr", "1"], ["--lr", "1"], []),
+    ],
+)
+def test_a_flag_by_which_a_program_continues_is_for_its_first_launch_alone(words, argv, first):
+    """The plan was refused, for the flag was given twice, with a line of a file that did not exist."""
+    source = "parser.add_argument('--resume')\ntorch.save(x, f'ckpt-{step}.pt')"
+    stage = parse(plan_text("t.py", words, inspect(source, words)), "plan.toml").stage[0]
+    assert (stage.argv, list(stage.foreign.first), list(stage.foreign.again)) == (
+        argv,
+        first,
+        ["--resume", "{checkpoint}"],
+    )
+
+
 @pytest.mark.parametrize("loss", ["0.5012", "9.5e-05", "-1.5", "nan"])
 def test_the_loss_of_the_transformers_trainer_is_read_as_it_was(loss):
     found = inspect(TRAINER, [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -66,6 +67,9 @@ def test_the_server_belongs_to_no_state_folder(monkeypatch, tmp_path):
 
 def test_ranks_without_a_supervisor_are_forked_unless_pytorch_would_start_otherwise():
     usual = {**os.environ, **forked_ranks.THREADS}
-    assert forked_ranks.server().can_fork(usual)
-    assert not forked_ranks.server().can_fork(usual | {"OMP_NUM_THREADS": "2"})
-    assert not forked_ranks.server().can_fork(usual | {"CUDA_VISIBLE_DEVICES": "1"})
+    with contextlib.closing(
+        forked_ranks.server.__wrapped__()
+    ) as server:  # no test before has changed the environment since
+        assert server.can_fork(usual)
+        assert not server.can_fork(usual | {"OMP_NUM_THREADS": "2"})
+        assert not server.can_fork(usual | {"CUDA_VISIBLE_DEVICES": "1"})

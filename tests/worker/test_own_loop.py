@@ -78,6 +78,50 @@ def test_a_step_that_was_begun_and_left_does_not_count(session, net):
     assert session.step == 2
 
 
+@pytest.mark.parametrize("resumed_at", [0, 2, 3])
+def test_a_loop_that_looks_at_its_step_behind_the_boundary_ends_at_the_same_step_after_a_resume(
+    session, net, resumed_at
+):
+    """Resumed behind its last step it used no optimizer, and the step that it had begun and left was counted."""
+    session._state.position.step = resumed_at
+    while True:
+        session.boundary()
+        if session.step >= 3:
+            break
+        train(*net)
+    session.end()
+    assert session.step == 3
+
+
+def test_steps_of_a_loop_that_does_not_use_what_it_tracks_are_counted_to_the_last(session, net):
+    for _ in range(3):
+        session.boundary()
+        net[0].weight.data += 1
+    session.end()
+    assert session.step == 3
+
+
+def test_no_gradient_waits_behind_the_last_step(session, net):
+    """An evaluation behind the loop was told that its weights could not be saved."""
+    for number in range(4):
+        session.boundary()
+        train(*net, steps=number % 2 == 1)
+    session._own_loop.close()
+    assert (session.step, session._loop._batches_since) == (2, 0)
+
+
+def test_a_step_that_takes_from_two_loaders_is_not_run_twice_after_a_resume(session, net):
+    """The further loader gave the second run its next batch, and all later steps theirs one too early."""
+    further = session.follow([torch.tensor([float(number)]) for number in range(4)])
+    session._loop._point.needs_warmup = True
+    pairs = [
+        (int(x[0]), int(y))
+        for (x, y) in zip(session.steps([torch.ones(1) * n for n in range(4)], 1), further, strict=False)
+    ]
+    assert pairs == [(number, number) for number in range(4)]
+    assert "not run twice, for what the script takes from a further loader" in session.exactness["resume"]
+
+
 def test_a_boundary_between_two_backwards_of_one_step_does_nothing(session, net):
     counted = []
     for number in range(9):

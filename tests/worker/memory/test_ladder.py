@@ -79,7 +79,7 @@ def _microbatches(attempt):
 
 
 def test_a_real_limit_on_one_ranks_memory_is_found_by_halving(tmp_path):
-    args = {"at": 2, "limit_mb": 400, "copies": 12000, "width": 64, "fits": 99, "epochs": 1}
+    args = {"at": 2, "limit_mb": 200, "copies": 6000, "width": 64, "fits": 99, "epochs": 1}
     fell = ranks.run(tmp_path / "fell", "hungry.py", 2, args, ladder=LADDER)
     assert fell.codes == [0, 0], fell.said()
     sizes = _microbatches(fell)
