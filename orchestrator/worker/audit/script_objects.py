@@ -117,11 +117,12 @@ def _below(path: str, thing: Any) -> Iterator[tuple[str, Any]]:
             yield f"{path}.{name}", value
 
 
+def is_own_class(kind: type) -> bool:
+    """Whether the script has defined it, and no library."""
+    path = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    return kind.__module__ != "builtins" and is_of_script(path, kind.__module__)
+
+
 def _is_opened(kind: type) -> bool:
-    module = kind.__module__
-    if module.partition(".")[0] in ("torch", "builtins", "numpy") or (
-        module.startswith("kgorch.") and not module.startswith(WORKLOADS)
-    ):
-        return False
-    path = getattr(sys.modules.get(module), "__file__", None) or ""
-    return is_of_script(path, module) or hasattr(kind, "state_dict")
+    is_closed = kind.__module__.partition(".")[0] in ("torch", "builtins", "numpy", "kgorch")
+    return is_own_class(kind) or (not is_closed and hasattr(kind, "state_dict"))

@@ -40,7 +40,8 @@ from kgorch.worker.session import Session
 from kgorch.worker.wrappers import unwrapped
 
 NOTE = (
-    "Accelerate: numbers in variables of the script's functions go on; its lists and objects begin anew in each session"
+    "Accelerate: numbers in variables of the script's functions, dicts and objects go on; its lists and what else its objects"
+    " hold begin anew in each session"
 )
 
 REPLAY = (
@@ -462,7 +463,8 @@ class AccelerateCarrier:
         if resumed and not self.is_begun and (not resumed.is_finished or self._epochs):
             raise CannotRestore(
                 f"the script has ended before its place at step {resumed.step}: nothing was restored",
-                "it has fewer epochs, or its loaders are prepared in another order",
+                "it has fewer epochs, its loaders are prepared in another order, or it ends early by what its lists or"
+                " switches hold, which begin anew",
                 next_step="let it train as in the sessions before, or begin a new run with `kgorch start PLAN --fresh`",
             )
 

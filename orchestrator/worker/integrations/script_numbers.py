@@ -1,4 +1,5 @@
-"""Numbers that a script keeps in variables of its running functions: a count of steps, the best score, the sum of an epoch.
+"""Numbers that a script keeps in variables of its running functions, and in the dicts and objects of its own classes that these
+hold: a count of steps, the best score, the sum of an epoch.
 
 A script around Accelerate begins anew in each session, and goes on where a step begins: at a place where the same functions run as
 in the session before. There the variables that have moved during the training get the values that they had. A number that never
@@ -8,6 +9,8 @@ number, and readings of a clock, which belong to their session.
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import ctypes
 import dis
 import functools
@@ -17,23 +20,29 @@ import itertools
 import sys
 import time
 import types
-from collections import Counter
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Mapping
 from types import FrameType
 from typing import Any, cast
 
 import numpy as np
+from torch import nn
 
-from kgorch.worker.audit.script_objects import frames_of_script, is_of_script, variables_of
+from kgorch.worker.audit.script_objects import frames_of_script, is_of_script, is_own_class, variables_of
 from kgorch.worker.session import Session
 
 Number = int | float | np.generic | None
 Numbers = dict[str, dict[str, Number]]
-"""By function and variable. A bool is none: a checkpoint may be a stranger's, and a switch is not for it to turn."""
+"""By function, or the path from one to an object, and variable. A bool is none: a checkpoint may be a stranger's, and a switch is
+not for it to turn."""
 
 MOST, LONGEST, LARGEST = 300, 64, 1 << 63
 """Limits of a step: numbers of the running functions, the innermost and the newest first; characters of a name; absolute value of
 an integer. What is beyond them begins anew."""
+
+DICTS = (dict, defaultdict, OrderedDict, Counter)
+MOST_OBJECTS, DEEPEST = 100, 3
+"""Limits of a step: objects that are looked into, and how far they are from a variable."""
 
 MOST_EPOCHS = 10_000
 """Epochs that are done and begin with the numbers of the first."""
@@ -79,19 +88,20 @@ class ScriptNumbers:
             self._first = {function: values for function, _, values in _numbers_now()}
             return
         self._set_back += 1
-        for function, frame, now in _numbers_now() if self._set_back < MOST_EPOCHS else ():
-            given = _given(frame.f_code)
+        for function, owner, now in _numbers_now() if self._set_back < MOST_EPOCHS else ():
+            given = _given(owner.f_code) if type(owner) is FrameType else ()
             first = self._first.get(function, {}).items()
-            _set(frame, now, {name: value for name, value in first if name in now and name not in given})
+            _set(owner, now, {name: value for name, value in first if name in now and name not in given})
 
     def restore(self) -> list[str]:
         """The session goes on. Returns: names of the variables that have got other values than they had."""
         (moved, still), self._saved, names = self._saved, ({}, {}), []
-        for function, frame, now in _numbers_now() if moved or still else ():
+        for function, owner, now in _numbers_now() if moved or still else ():
             first = self._first.get(function)
             changed = {name for name in now if first is not None and _differs(first, name, now[name], is_new=True)}
             values = {name: value for name, value in still.get(function, {}).items() if name in changed}
-            names += _set(frame, now, values | moved.get(function, {}))
+            path = "" if type(owner) is FrameType else f"{function.split()[-1]}."
+            names += [path + name for name in _set(owner, now, values | moved.get(function, {}))]
         self._before = {function: values for function, _, values in _numbers_now()}  # they are no readings of a clock
         self._first = {}
         return sorted(names)
@@ -153,21 +163,49 @@ def _differs(before: Mapping[str, Number], name: str, value: Number, *, is_new: 
     return is_new if name not in before else before[name] is not value and before[name] != value
 
 
-def _numbers_now() -> list[tuple[str, FrameType, dict[str, Number]]]:
-    """The running functions of the script by name, and the numbers that they have in variables."""
+def _numbers_now() -> list[tuple[str, object, dict[str, Number]]]:
+    """The running functions of the script by name, then the variables of objects that they hold by path; the numbers of each."""
     counts: Counter[str] = Counter()
     functions = []
     for frame in reversed(frames_of_script()):
         name = frame.f_code.co_qualname
         counts[name] += 1
         functions.append((name if counts[name] == 1 else f"{name} {counts[name]}", frame))  # one that calls itself
+    owners: list[tuple[str, object, dict[str, Any]]] = [
+        (name, frame, frame.f_globals.copy() if _is_module(frame) else variables_of(frame))
+        for name, frame in reversed(functions)
+    ]
+    seen, begin = set[int](), 0
+    for _ in range(DEEPEST):
+        begin, outer = len(owners), owners[begin:]
+        for path, _, values in outer:
+            for name, value in values.items():
+                inner = _variables(value) if _is_name(name) else None
+                if inner is not None and id(inner) not in seen and len(seen) < MOST_OBJECTS:
+                    seen.add(id(inner))
+                    owners.append((f"{path} {name}", value, inner.copy()))
     result, left = [], MOST
-    for name, frame in reversed(functions):
-        values = frame.f_globals.copy() if _is_module(frame) else variables_of(frame)
+    for path, owner, values in owners:
         numbers = [(name, value) for name, value in values.items() if _is_name(name) and _is_number(value)]
-        result.append((name, frame, dict(numbers[max(0, len(numbers) - left) :])))
+        result.append((path, owner, dict(numbers[max(0, len(numbers) - left) :])))
         left -= len(result[-1][2])
     return result
+
+
+def _variables(value: Any) -> dict[str, Any] | None:
+    """Those of a dict, a namespace, or an object of the script's own class; None for anything else."""
+    kind = type(value)
+    found: Any = value if kind in DICTS else None
+    if found is None and _is_looked_into(kind):  # type: ignore[arg-type]
+        with contextlib.suppress(AttributeError):  # it has slots
+            found = object.__getattribute__(value, "__dict__")
+    return found if type(found) in DICTS and len(found) <= MOST else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_looked_into(kind: type[Any]) -> bool:
+    is_own = issubclass(kind, types.SimpleNamespace | argparse.Namespace) or is_own_class(kind)
+    return is_own and not issubclass(kind, (nn.Module, type, types.ModuleType))
 
 
 def _is_name(name: Any) -> bool:
@@ -213,14 +251,22 @@ def _is_module(frame: FrameType) -> bool:
     return not frame.f_code.co_flags & inspect.CO_OPTIMIZED
 
 
-def _set(frame: FrameType, now: Mapping[str, Number], values: Mapping[str, Number]) -> list[str]:
-    """Give variables of a running function these values. Returns: the names of those that have changed.
+def _set(owner: object, now: Mapping[str, Number], values: Mapping[str, Number]) -> list[str]:
+    """Give variables of a running function or object these values. Returns: the names of those that have changed.
 
-    None of them takes the place of anything that is no number.
+    None of them takes the place of anything that is no number, and no object gets a new attribute.
 
     Args:
         now: the numbers that it has.
     """
+    if type(owner) is not FrameType:
+        variables, is_dict = _variables(owner), type(owner) in DICTS
+        assert variables is not None
+        allowed = {name for name in values if name in now or (is_dict and name not in variables)}
+        changed = {name: values[name] for name in allowed if _differs(now, name, values[name], is_new=True)}
+        dict.update(variables, changed)  # a Counter's own one adds
+        return [*changed]
+    frame = owner
     others = frame.f_globals.keys() if _is_module(frame) else variables_of(frame).keys()
     new = {
         name: value

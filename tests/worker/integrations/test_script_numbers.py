@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import time
 import weakref
+from collections import Counter, defaultdict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -381,3 +383,111 @@ def script(accelerator):
     exec(source, names)
     (_, whole), (_, resumed) = whole_and_resumed(accelerated, names["script"], 8)
     assert whole == resumed == 12
+
+
+class OwnTrainer:
+    """As a script that keeps its numbers on an object: its end is a count of steps, and the rate is computed from it."""
+
+    def __init__(self, accelerator, steps):
+        self.accelerator, self.steps = accelerator, steps
+        self.step, self.best, self.score = 0, math.inf, {"last": 0.0, "epoch": -1}
+        self.model, self.optimizer, self.loader = prepared(accelerator, 12)
+
+    def train(self):
+        while self.step < self.steps:
+            self.score["last"] = 0.0
+            for batch in self.loader:
+                self.optimizer.param_groups[0]["lr"] = 0.1 / (1 + self.step)
+                train_batch(self.accelerator, self.model, self.optimizer, batch)
+                self.step += 1
+                self.score["last"] += float(batch[0].sum())
+                if self.step >= self.steps:
+                    break
+            self.score["epoch"] += 1
+            self.best = min(self.best, self.score["last"])
+        return self.step, self.best, self.score, weights_of(self.model)
+
+
+@pytest.mark.parametrize("cut_at", [1, 6, 8, 12, 14])
+def test_a_count_of_steps_on_the_scripts_own_object_ends_the_training_where_it_would_have(accelerated, cut_at):
+    """It began anew in each session: the training never ended."""
+    (steps, whole), (_, resumed) = whole_and_resumed(
+        accelerated, lambda accelerator: OwnTrainer(accelerator, 15).train(), cut_at
+    )
+    assert steps == whole[0] == 15 and resumed == whole
+
+
+class EarlyStopping:
+    def __init__(self, patience):
+        self.patience, self.counter, self.best_score, self.early_stop = patience, 0, None, False
+
+    def __call__(self, score):
+        if self.best_score is None or score > self.best_score:
+            self.best_score, self.counter = score, 0
+        else:
+            self.counter += 1
+            self.early_stop = self.counter >= self.patience
+
+
+@pytest.mark.parametrize("cut_at", [3, 12, 20, 24, 26, 30])
+def test_an_early_stopping_on_an_object_stops_at_its_epoch_and_not_in_those_that_are_done(accelerated, cut_at):
+    """Epochs that are done have one score all: it stopped there, and no session could go on."""
+
+    def script(accelerator):
+        model, optimizer, train = prepared(accelerator, 12)
+        state = SimpleNamespace(stopping=EarlyStopping(2), by_name=defaultdict(int))
+        epoch = 0
+        for epoch in range(9):
+            for batch in train:
+                train_batch(accelerator, model, optimizer, batch)
+                state.by_name["batches"] += 1
+            state.stopping(min(epoch, 3))  # better until the fourth epoch
+            if state.stopping.early_stop:
+                break
+        return epoch, vars(state.stopping), dict(state.by_name), weights_of(model)
+
+    (steps, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
+    assert (steps, whole[0]) == (36, 5) and resumed == whole
+
+
+class Closed:
+    """Reading its attributes runs code."""
+
+    def __init__(self):
+        self.step = 0
+
+    def __getattribute__(self, name):
+        raise AssertionError(f"{name} was read")
+
+
+class Slotted:
+    __slots__ = ("step",)
+
+    def __init__(self):
+        self.step = 0
+
+
+def test_no_code_of_an_object_is_run_large_dicts_are_left_alone_and_an_object_gets_no_new_attribute(accelerated):
+    def script(accelerator):
+        closed, slotted, counts, large = Closed(), Slotted(), Counter(step=0), dict.fromkeys(map(str, range(1000)), 0)
+        circular = {"step": 0}
+        circular["self"] = circular
+        model, optimizer, train = prepared(accelerator, 12)
+        for _ in range(3):
+            for batch in train:
+                train_batch(accelerator, model, optimizer, batch)
+                counts["step"] += 1
+                slotted.step += 1
+                large["7"] += 1
+                circular["step"] += 1
+        held = object.__getattribute__(closed, "__dict__")
+        return counts["step"], circular["step"], slotted.step, large["7"], held
+
+    with pytest.raises(Cut) as cut:
+        accelerated(script, 8)
+    moved = cut.value.saved._own["remembered"]["moved"]
+
+    [path] = [path for path in moved if path.endswith("script counts")]
+    assert moved[path] == {"step": 8} and not any(path.endswith((" large", " slotted")) for path in moved)
+    moved[path.replace("counts", "closed")] = {"no such": 7}
+    assert accelerated(script, saved=cut.value.saved)[1] == (18, 18, 11, 11, {"step": 0})
