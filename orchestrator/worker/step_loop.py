@@ -6,7 +6,7 @@ import copy
 import itertools
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from kgorch.core.metrics.metric_curve import Mark
 from kgorch.errors import KgorchError
 from kgorch.protocol.values import MAX_NUMBER
 from kgorch.worker import rng_state, session_end
+from kgorch.worker.audit import enumerations
+from kgorch.worker.audit.enumerations import CountedBatches
 from kgorch.worker.audit.port_audit import PortAudit
 from kgorch.worker.checkpoint import state_codec
 from kgorch.worker.data.cached_path import CachedPaths
@@ -64,6 +66,7 @@ class StepLoop:
         self._batches_per_step, self._batches_since = 1, 0
         self._batches_of_loop = 0  # from the running epoch to the loop's end; 0 where the loader has no length
         self.in_step = self.counts_epochs = self._is_own = False
+        self._is_counted = False  # what the script counts by itself goes on, at the first batch of this process
         self._own_from = 0  # step at which this process began the loop that the script owns
 
     def resume(self, point: ResumePoint) -> None:
@@ -111,10 +114,12 @@ class StepLoop:
         for followed in self._state.followed.values():
             followed.expect_steps()
         if epochs is None:
-            return self._steps_of_epoch(loader)
-        return (batch for _ in self.epochs(epochs) for batch in self._steps_of_epoch(loader))
+            return CountedBatches(self._steps_of_epoch(loader), lambda: len(loader))  # type: ignore[arg-type]
+        batches = (batch for _ in self.epochs(epochs) for batch in self._steps_of_epoch(loader, counts_all=True))
+        return CountedBatches(batches, lambda: len(loader) * epochs)  # type: ignore[arg-type]
 
-    def _steps_of_epoch(self, loader: Iterable[Any]) -> Iterator[Any]:
+    def _steps_of_epoch(self, loader: Iterable[Any], *, counts_all: bool = False) -> Generator[Any, None, None]:
+        """Args: counts_all: an `enumerate` around it counts the batches of all epochs."""
         state, at, runner, device = self._state, self._state.position, self._runner, self._state.member.device
         source, batches = self._begin_epoch(loader)
         is_empty = True
@@ -125,11 +130,15 @@ class StepLoop:
             divided_by = ranks.count if ranks.world_size == 1 else ranks.world_size
             weights = [share * divided_by / samples for share in shares]
             read = [share or 1 for share in shares]  # a rank without a share gets a sample of weight 0
+            if not self._is_counted:
+                self._is_counted, done = True, at.batch + (len(source) * at.epoch if counts_all else 0)
+                enumerations.count_on(done, but_for={at.step, done} - {0, 1})
             # Inside the loop, because the warm-up needs a batch.
             if self._point.needs_warmup and state.followed:
                 self._pass_over_warm_up("what the script takes from a further loader cannot be taken back")
             elif self._point.needs_warmup:
                 yield from self._warm_up(parts, weights, read)
+                enumerations.count_on(-1)
             runner.set_batches(parts, weights, read)
             if runner.has_dropout_state:
                 rng_state.renew_dropout_state(device)

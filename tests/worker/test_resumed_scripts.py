@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import tqdm
 from cut_session import Cut, CutSession
 from small_trainings import numbers, weights_of, whole_and_resumed
 from torch import nn
@@ -212,3 +213,78 @@ def test_a_weight_that_cannot_have_a_gradient_is_refused():
     run.finished._own["requires_grad"] = {"net.codes": True}
     with pytest.raises(CannotRestore, match="codes"):
         run(script, saved=run.finished)
+
+
+@pytest.mark.parametrize("loader_of", ["session", "own"])
+@pytest.mark.parametrize("start", [0, 1])
+def test_an_enumerate_around_the_steps_counts_on_so_gradients_are_accumulated_as_without_a_cut(loader_of, start):
+    """Its count began anew: the optimizer stepped at other batches, and other weights came of it."""
+
+    def script(session):
+        net, optimizer = trained(session)
+        data = numbers(14)
+        loader = session.loader(data, 2) if loader_of == "session" else DataLoader(data, 2, shuffle=True)
+        counted = -1
+        for _ in session.epochs(3):
+            batches = session.steps(loader)
+            for number, batch in enumerate(batches, start):
+                counted = number
+                session.backward(batch, lambda part: ((net(part[0] / 10) - 1) ** 2).mean())
+                if (number + 1 - start) % 3 == 0 or number + 1 - start == len(batches):
+                    optimizer.step()
+                    optimizer.zero_grad()
+        return counted, weights_of(net)
+
+    assert_exact(script, (1, 2, 4, 5, 8))
+
+
+def test_an_enumerate_around_the_steps_of_all_epochs_counts_on_over_them():
+    def script(session):
+        net, optimizer = trained(session)
+        steps = session.steps(session.loader(numbers(12), 2), 3)
+        assert len(steps) == 18
+        rates = []
+        for number, batch in enumerate(steps):
+            rates.append(number)
+            train(session, net, optimizer, batch)
+        return rates[-1]
+
+    assert_exact(script, (1, 5, 6, 7, 17))
+
+
+def test_an_enumerate_that_begins_with_the_scripts_own_step_is_left_alone():
+    def script(session):
+        net, optimizer = trained(session)
+        counted = 0
+        for number, batch in enumerate(session.steps(session.loader(numbers(12), 2), 3), session.step):
+            counted = number
+            train(session, net, optimizer, batch)
+        return counted
+
+    assert_exact(script, (2, 5, 6, 7, 17))
+
+
+def test_a_step_that_runs_twice_after_a_resume_counts_once():
+    """More than two ranks: DDP has not ordered its buckets yet."""
+
+    def script(session):
+        net, optimizer = trained(session)
+        if session.step:
+            session._loop._point.needs_warmup = True
+        counted = []
+        for _ in session.epochs(2):
+            for number, batch in enumerate(session.steps(session.loader(numbers(12), 2))):
+                counted.append(number)
+                train(session, net, optimizer, batch)
+        return counted[-5:]
+
+    assert_exact(script, (2, 6))
+
+
+def test_steps_of_a_loader_without_a_length_have_none():
+    def script(session):
+        with pytest.raises(TypeError, match="has no len"):
+            len(session.steps(iter(())))
+        return list(tqdm.tqdm(session.steps(session.loader(numbers(4), 2), 1), disable=True))
+
+    assert len(run(script)[1]) == 2

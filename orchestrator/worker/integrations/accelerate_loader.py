@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from kgorch.worker import session_end
+from kgorch.worker.audit import enumerations
 from kgorch.worker.data.followed_loader import FollowedLoader
 from kgorch.worker.data.loader_fast_forward import LoaderFastForward, LoaderState
-from kgorch.worker.integrations import script_numbers
 
 if TYPE_CHECKING:
     from kgorch.worker.integrations.accelerate_carrier import AccelerateCarrier
@@ -162,7 +162,7 @@ class StepLoader(FollowedLoader):
                 if running is None and self.is_continued:
                     self.carrier.windows.sort()
                     if is_counted:
-                        script_numbers.count_on(before)
+                        enumerations.count_on(before)
                 running, session_end.empty_epoch = self.running, None
                 yield batch
         except GeneratorExit:
@@ -178,7 +178,7 @@ class StepLoader(FollowedLoader):
         if self._saved is None or self._ranks_before != self._world:
             return None
         left_at = self.carrier.left_at.get(self.name, 0)
-        is_left = 0 < self.next_batch < left_at and script_numbers.is_bounded()
+        is_left = 0 < self.next_batch < left_at and enumerations.is_bounded()
         return left_at - self.next_batch if is_left else None
 
     def _leave(self, running: LoaderFastForward | None, whole: int) -> None:

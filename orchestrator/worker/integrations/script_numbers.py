@@ -14,7 +14,6 @@ import contextlib
 import ctypes
 import dis
 import functools
-import gc
 import inspect
 import itertools
 import sys
@@ -23,12 +22,12 @@ import types
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Mapping
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from torch import nn
 
-from kgorch.worker.audit.script_objects import frames_of_script, is_of_script, is_own_class, variables_of
+from kgorch.worker.audit.script_objects import frames_of_script, is_own_class, variables_of
 from kgorch.worker.session import Session
 
 Number = int | float | np.generic | None
@@ -125,37 +124,6 @@ class ScriptNumbers:
         if still != self._still:
             self._still = still
             self._session.remember(still={function: values for function, values in still.items() if values})
-
-
-def count_on(batches: int) -> None:
-    """Have each `enumerate` around the loader that is asked for a batch count on, after so many batches.
-
-    Its count is an integer behind the head of the object; it is written where the object says the same number.
-    """
-    for item in _around((enumerate,)):
-        place = ctypes.c_ssize_t.from_address(id(item) + object.__basicsize__)
-        if place.value == cast(tuple[Any, int], item.__reduce__()[1])[1]:
-            place.value += batches
-
-
-def is_bounded() -> bool:
-    """Whether what asks the loader for a batch may end by itself before it, with a count that begins anew in each session."""
-    return bool(_around((zip, itertools.islice)))
-
-
-def _around(kinds: tuple[type, ...]) -> list[Any]:
-    """The objects of these types through which the script asks for a batch.
-
-    Nothing of this may outlive the call: a loader's iterator that is left has to end at once. So its own frame is not in the set.
-    """
-    own, asked = inspect.currentframe(), set()
-    frame = own and own.f_back
-    del own
-    while frame is not None and not is_of_script(frame.f_code.co_filename, frame.f_globals.get("__name__", "")):
-        asked.add(frame)
-        frame = frame.f_back
-    found = (item for item in gc.get_objects() if type(item) in kinds)
-    return [item for item in found if any(getattr(one, "gi_frame", None) in asked for one in gc.get_referents(item))]
 
 
 def _differs(before: Mapping[str, Number], name: str, value: Number, *, is_new: bool = False) -> bool:
