@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from foreign import ForeignPlan, alone, contents_of, counts, newest, saved_steps, wait_for_checkpoint
+from foreign import ForeignPlan, alone, contents_of, counts, newest, saved_steps, shell_plan, wait_for_checkpoint
 from harness import Kgorch, processes_of, wait_until
 from safetensors.torch import load
 
@@ -164,6 +164,29 @@ def test_a_program_that_saves_on_sigterm_loses_no_step_at_a_wall(kgorch, tmp_pat
     (tmp_path / "found.pt").write_bytes(contents_of(newest(kgorch))["epoch_60.pt"])
     found = torch.load(tmp_path / "found.pt", weights_only=True)
     assert all(torch.equal(found["model"][name], expected["model"][name]) for name in expected["model"])
+
+
+def test_the_best_checkpoint_is_the_one_that_was_evaluated_after_its_save(kgorch):
+    save = "echo {0} > state/new.tmp && mv state/new.tmp state/checkpoint-{0}.json"
+    script = (
+        f"mkdir -p state; echo step 1000; {save.format(1000)}; until test -e evaluated; do sleep 0.1; done;"
+        f" echo dice 0.91; echo step 1100; {save.format(1100)}; until test -e ended; do sleep 0.1; done"
+    )
+    metrics = {"dice": {"log": r"dice ([\d.]+)"}}
+    plan = shell_plan(script, checkpoint="state/checkpoint-*.json", metrics=metrics)
+    plan.extra = '[checkpoint]\nkeep = { last = 1, best = "dice:max" }'
+    supervisor = kgorch.background("start", str(plan.write(kgorch)), *NO_WALL)
+    wait_for_checkpoint(kgorch)
+    (kgorch.folder / "evaluated").touch()
+    wait_for_checkpoint(kgorch, above=1000)
+    (kgorch.folder / "ended").touch()
+    assert supervisor.wait(timeout=120) == 0
+    rows = {(row["step"], row["final"]): row for row in kgorch.look("checkpoints", "list")}
+    assert set(rows) == {(1000, False), (1100, True)}
+    assert {step: bool(row["best"]) for (step, _), row in rows.items()} == {1000: True, 1100: False}
+    out = kgorch.folder / "best.json"
+    kgorch("checkpoints", "export", "test", str(out), "--best")
+    assert out.read_text() == "1000\n"
 
 
 def test_a_run_goes_on_elsewhere_from_the_newest_checkpoint_at_the_same_place(kgorch, tmp_path):

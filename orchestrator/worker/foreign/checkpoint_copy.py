@@ -44,12 +44,14 @@ class Described(NamedTuple):
 
     Attributes:
         step: that it stands for.
-        metrics: reported last, by name.
+        metrics: by name; those that were measured at `step`, else reported last.
+        measured: the step at which each was printed.
         processes: of the program.
     """
 
     step: int
     metrics: Mapping[str, float]
+    measured: Mapping[str, int]
     processes: int
 
 
@@ -191,7 +193,7 @@ def _manifest(launch: LaunchSpec, described: Described, entries: Mapping[str, Fi
         created_at=datetime.now(UTC).isoformat(),
         plan_hash=launch.plan_hash,
         metrics=described.metrics,
-        measured=dict.fromkeys(described.metrics, described.step),
+        measured=described.measured,
         versions={"kgorch": __version__},
         files=entries,
     )

@@ -22,6 +22,7 @@ from kgorch.system.clock import boottime_s
 from kgorch.worker.foreign import checkpoint_copy, file_formats
 from kgorch.worker.foreign.candidates import scan
 from kgorch.worker.foreign.checkpoint_copy import ChangedMeanwhile, Described
+from kgorch.worker.foreign.checkpoint_labels import CheckpointLabels
 from kgorch.worker.foreign.claim import Claim
 
 LOOK_S, LOOK_SHARE = 1.0, 0.02
@@ -38,10 +39,14 @@ class ProgramPosition(NamedTuple):
     Attributes:
         history: (Unix time in nanoseconds, step) of each look that found another step, oldest first.
         metrics: reported last, by name.
+        measured: the step at which each of these was printed; absent where that is not known.
+        values: metrics by the step at which they were printed.
     """
 
     history: Sequence[tuple[int, int]]
     metrics: Mapping[str, float]
+    measured: Mapping[str, int] = {}
+    values: Mapping[int, Mapping[str, float]] = {}
 
 
 class Taken(NamedTuple):
@@ -86,6 +91,7 @@ class CheckpointWatch:
         self._reported: set[str] = set()
         self._handed = ""  # path of the checkpoint that was handed back, until a newer one was taken
         self._examined: dict[str, tuple[Wholeness, str]] = {}  # by signature
+        self._labels = CheckpointLabels(launch, send)
         self._next_look_s = 0.0
         self._copying: threading.Thread | None = None
         self.step, self.taken_s, self.copy_s = -1, 0.0, 0.0
@@ -118,6 +124,8 @@ class CheckpointWatch:
             folder = Path(launch.resume)
             manifest, contents = foreign_contents.read_contents(folder, self._pattern)
             self.step, self.newest, handed = manifest.step, folder, contents.path
+            own = {name: value for name, value in manifest.metrics.items() if manifest.measured.get(name) == self.step}
+            self._labels.add(self.step, folder, own, since_ns=0)
             self._handed = handed
             self._earlier_files = frozenset(contents.files.values()) if contents.is_folder else frozenset()
             if contents.path in self._watched and foreign_contents.is_same(
@@ -160,6 +168,7 @@ class CheckpointWatch:
             self._copying = None
         if self._copying or (now_s < self._next_look_s and not now):
             return
+        self._label()
         self._observe()
         self._next_look_s = boottime_s() + max(LOOK_S, (boottime_s() - now_s) / LOOK_SHARE)
         complete = foreign_checkpoint.newest_complete(
@@ -186,6 +195,7 @@ class CheckpointWatch:
         if self._copying:
             self._copying.join()
             self._copying = None
+        self._label()
         self._observe()
         now_s, skipped = boottime_s(), ""
         for item in self._eligible():
@@ -282,11 +292,15 @@ class CheckpointWatch:
     def _copy(self, candidate: ForeignCandidate) -> bool:
         """Copy a checkpoint and report it. Returns whether it was copied. Also called in a thread of its own."""
         launch, position, began_s, taken_s = self._launch, self._position(), time.monotonic(), boottime_s()
+        since_ns = time.time_ns()
         logged = foreign_checkpoint.logged_at(position.history, candidate.newest_ns)
         step = foreign_checkpoint.step_of(candidate.path, self._pattern, logged=logged, taken=self.step)
         processes = max(1, (launch.foreign or {}).get("processes", 1))
+        own = position.values.get(step, {})
+        # Where it is not known at which step a metric was printed, that is not this one: the checkpoint does not compete by it.
+        measured = {name: position.measured.get(name, max(self.step, 0)) for name in position.metrics}
+        described = Described(step, {**position.metrics, **own}, {**measured, **dict.fromkeys(own, step)}, processes)
         try:
-            described = Described(step, position.metrics, processes)
             folder, size = checkpoint_copy.copy_in(launch, candidate, described, lambda: self._is_unchanged(candidate))
         except ChangedMeanwhile:
             return False  # the program writes to it: the next look sees it unchanged, or newer
@@ -297,6 +311,7 @@ class CheckpointWatch:
         took_s = time.monotonic() - began_s
         self.step, self.newest, self.taken_s = step, folder, taken_s
         self._handed = ""
+        self._labels.add(step, folder, own, since_ns)
         self.copy_s = max(self.copy_s, took_s)
         self.taken.append(Taken(candidate.path, step, size, taken_s))
         self._excluded.add(candidate.signature)
@@ -309,6 +324,11 @@ class CheckpointWatch:
                 self._claim.note_taken(candidate.newest_ns)
         self._send(CheckpointWritten(launch.attempt, str(folder), step, size, 0.0, took_s=took_s))
         return True
+
+    def _label(self) -> None:
+        """Before a further copy is made and reported, at which retention may delete what no metric speaks for."""
+        position = self._position()
+        self._labels.update(position.history, position.values)
 
     def _is_unchanged(self, candidate: ForeignCandidate) -> bool:
         found = {other.path: other.signature for other in scan(self._root, self._pattern)}

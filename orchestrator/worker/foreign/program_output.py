@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from kgorch import untrusted_io
+from kgorch.core.checkpoint import foreign_checkpoint
 from kgorch.protocol.messages import is_metric
 from kgorch.protocol.values import MAX_NUMBER
 from kgorch.worker.foreign.candidates import expand
@@ -43,7 +44,8 @@ class Reading(NamedTuple):
     Attributes:
         step: the newest one; None for none.
         steps_total: None where the program does not say.
-        values: metrics, in the order in which they were printed: (name, value, step that was known by then).
+        values: metrics, in the order in which they were printed: (name, value, step that was known by then; None where none
+            was, or where that was the step of a checkpoint, which the program has left since).
         problems: what cannot be read, a sentence each; each is reported once.
     """
 
@@ -57,14 +59,22 @@ class ProgramOutput:
     """Reads the log and the files of one program.
 
     Args:
-        step, metrics: of LaunchSpec.foreign.
+        step, metrics, checkpoint: of LaunchSpec.foreign.
 
     Attributes:
         last_lines: the newest lines of the log that are not empty.
+        step_place: the checkpoint in whose files the step was read; empty where it was read elsewhere, or not at all.
     """
 
-    def __init__(self, log: Path, root: Path, step: Mapping[str, Any] | None, metrics: Mapping[str, Any]) -> None:
-        self._root = root
+    def __init__(
+        self,
+        log: Path,
+        root: Path,
+        step: Mapping[str, Any] | None,
+        metrics: Mapping[str, Any],
+        checkpoint: str | None = None,
+    ) -> None:
+        self._root, self._checkpoint = root, checkpoint
         self._log = LogTail(log)
         sources = ({"": step} if step else {}) | dict(metrics)
         self._patterns = {name: re.compile(source["log"]) for name, source in sources.items() if source["log"]}
@@ -73,6 +83,7 @@ class ProgramOutput:
         self._timeouts = dict.fromkeys(self._patterns, 0)
         self._step: int | None = None
         self._total: int | None = None
+        self.step_place = ""
         self.last_lines: list[str] = []
 
     def read(self, *, is_last: bool = False) -> Reading:
@@ -131,14 +142,23 @@ class ProgramOutput:
         self._read_files[name] = mark
         if number is None:
             return
+        place = self._checkpoint_of(path)
         if name:
-            self._take(name, number, values)
-        else:
-            self._take_step(number)
+            self._take(name, number, values, place)
+        elif self._take_step(number):
+            self.step_place = place
 
-    def _take(self, name: str, number: float, values: list[tuple[str, float, int | None]]) -> None:
+    def _checkpoint_of(self, path: str) -> str:
+        """The checkpoint that a file is, or lies in; empty for none."""
+        if self._checkpoint is None:
+            return ""
+        place = "/".join(path.split("/")[: self._checkpoint.count("/") + 1])
+        return place if foreign_checkpoint.matches(place, self._checkpoint) else ""
+
+    def _take(self, name: str, number: float, values: list[tuple[str, float, int | None]], place: str = "") -> None:
         if is_metric(name, number):
-            values.append((name, number, self._step))
+            is_of_step = self.step_place in ("", place)
+            values.append((name, number, self._step if is_of_step else None))
 
     def _take_step(self, number: float) -> bool:
         """A program that was restarted by its own means may count anew: the newest number counts, not the highest."""

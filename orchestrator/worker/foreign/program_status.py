@@ -19,7 +19,7 @@ from kgorch.worker.foreign.program_output import ProgramOutput
 from kgorch.worker.telemetry.metric_log import MetricLog
 
 HISTORY = 1000
-"""Steps whose times are remembered, to tell which one a checkpoint was written at."""
+"""Steps whose times and metrics are remembered, to tell which one a checkpoint was written at, and what was measured there."""
 
 RECENT = 0.2
 """Weight of the newest time of a step in the usual one."""
@@ -41,7 +41,11 @@ class ProgramStatus:
         self.is_ready = False
         self.step: int | None = None
         self.metrics: dict[str, float] = {}
-        self._output = ProgramOutput(log, Path(launch.workdir), foreign["step"], foreign["metrics"])
+        self._measured: dict[str, int] = {}
+        self._values: dict[int, dict[str, float]] = {}
+        self._output = ProgramOutput(
+            log, Path(launch.workdir), foreign["step"], foreign["metrics"], foreign.get("checkpoint")
+        )
         self._metric_log = MetricLog(launch)
         self._history: deque[tuple[int, int]] = deque(maxlen=HISTORY)
         self._steps_total = 0
@@ -71,7 +75,7 @@ class ProgramStatus:
 
     def position(self) -> ProgramPosition:
         """For its checkpoints. From any thread."""
-        return ProgramPosition(list(self._history), dict(self.metrics))
+        return ProgramPosition(list(self._history), dict(self.metrics), dict(self._measured), dict(self._values))
 
     def read(self, send: Callable[[Message], None], *, is_last: bool = False) -> None:
         """Read what is new. In the main thread. Args: is_last: the program has ended."""
@@ -82,13 +86,23 @@ class ProgramStatus:
             self._take_step(reading.step, began_ns)
         self._steps_total = reading.steps_total or self._steps_total
         for name, value, step in reading.values:
-            self.metrics[name] = value
+            self._take_metric(name, value, step)
             self._metric_log.add(name, value, Mark(step_before if step is None else step, 0, False))
         for what in reading.problems:
             send(JournalEntry(self._launch.attempt, EventKind.FOREIGN_NOTE, {"what": what}))
         if self.watch and self.watch.step != self._cut_step:  # no mean of a metric spans a saved step
             self._cut_step = self.watch.step
             self._metric_log.cut()
+
+    def _take_metric(self, name: str, value: float, step: int | None) -> None:
+        self.metrics[name] = value
+        if step is None:
+            self._measured.pop(name, None)
+            return
+        self._measured[name] = step
+        self._values[step] = {**self._values.pop(step, {}), name: value}  # replaced: another thread may read the former
+        if len(self._values) > HISTORY:
+            del self._values[next(iter(self._values))]
 
     def _take_step(self, step: int, read_ns: int) -> None:
         now_s = boottime_s()
@@ -98,6 +112,10 @@ class ProgramStatus:
             if step > self.step:
                 each_s = gap_s / (step - self.step)
                 self._step_s = (1 - RECENT) * self._step_s + RECENT * each_s if self._step_s else each_s
+        if (
+            self.step is not None and step < self.step
+        ):  # it counts anew: what comes at the steps above is measured anew, too
+            self._values = {at: values for at, values in self._values.items() if at <= step}
         self.step, self._stepped_s = step, now_s
         self._history.append((read_ns, step))
 

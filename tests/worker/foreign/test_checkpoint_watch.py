@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from harness import wait_until
 
+from kgorch.checkpoint.folder import read_manifest
 from kgorch.checkpoint.foreign_contents import CONTENTS_NAME, read_contents
 from kgorch.checkpoint.verify import verify_checkpoint
 from kgorch.core.codes import EventKind
@@ -39,11 +40,13 @@ class Site:
         )  # fmt: skip
         (root / "work").mkdir(exist_ok=True, parents=True)
         self.sent: list = []
+        self.position = ProgramPosition([], {"loss": 0.5})
 
     def watch(self, resume: Path | None = None, pattern: str = PATTERN, step: int | None = None) -> CheckpointWatch:
         launch = replace(self.launch, resume=str(resume) if resume else None)
-        history = [] if step is None else [(0, step)]
-        return CheckpointWatch(launch, pattern, self.sent.append, lambda: ProgramPosition(history, {"loss": 0.5}))
+        if step is not None:
+            self.position = self.position._replace(history=[(0, step)])
+        return CheckpointWatch(launch, pattern, self.sent.append, lambda: self.position)
 
     def save(self, name: str, *, content: bytes = b"weights", extra: bool = True) -> Path:
         folder = self.root / "work" / "out" / name
@@ -102,6 +105,78 @@ def test_a_complete_checkpoint_becomes_one_of_the_run_with_hashes_and_the_progra
         "sub/weights.bin",
     ]
     assert site.written() == [folder] and folder.name == "step-00000500"
+
+
+def printed(site: Site, **steps: tuple[int, float]) -> None:
+    """Metrics that the program has printed: of each the step, and the value."""
+    metrics, measured, values = dict(site.position.metrics), dict(site.position.measured), dict(site.position.values)
+    for name, (step, value) in steps.items():
+        metrics[name], measured[name] = value, step
+        values[step] = {**values.get(step, {}), name: value}
+    site.position = site.position._replace(metrics=metrics, measured=measured, values=values)
+
+
+def competes_by(folder: Path, name: str) -> float | None:
+    """The metric that was measured on the weights of a checkpoint, as core/checkpoint/retention.py sees it."""
+    manifest = read_manifest(folder)
+    return manifest.metrics[name] if manifest.measured.get(name) == manifest.step else None
+
+
+def test_a_metric_that_is_printed_after_the_copy_is_that_of_the_checkpoint_at_its_step(site):
+    site.launch = replace(site.launch, best={"metric": "dice", "highest": True, "value": None})
+    watch = site.watch()
+    watch.begin(site.claims)
+    site.save("checkpoint-1000")
+    first = taken(watch, 1000)
+    printed(site, dice=(1000, 0.91), loss=(1050, 0.3))
+    site.save("checkpoint-1100")
+    second = taken(watch, 1100)
+    assert (competes_by(first, "dice"), competes_by(second, "dice")) == (0.91, None)
+    assert read_manifest(second).metrics["dice"] == 0.91 and read_manifest(second).measured["dice"] == 1000
+    assert competes_by(second, "loss") is None
+    assert site.written() == [first, first, second], "the supervisor learns of it"
+    assert verify_checkpoint(first).step == 1000
+    printed(site, dice=(1100, 0.8))
+    watch.finish(is_clean=True)
+    assert competes_by(second, "dice") == 0.8 and site.written()[3:] == [second]
+
+
+def test_a_metric_that_is_printed_before_the_save_or_superseded_before_the_copy_is_that_of_the_checkpoint(site):
+    watch = site.watch()
+    watch.begin(site.claims)
+    printed(site, dice=(1000, 0.91), loss=(1000, 0.5))
+    printed(site, loss=(1020, 0.2))
+    site.save("checkpoint-1000")
+    folder = taken(watch, 1000)
+    assert (competes_by(folder, "dice"), competes_by(folder, "loss")) == (0.91, 0.5)
+    assert site.written() == [folder]
+
+
+def test_a_checkpoint_does_not_compete_by_a_metric_whose_step_is_not_known(site):
+    watch = site.watch()
+    watch.begin(site.claims)
+    site.save("checkpoint-1")
+    first = taken(watch, 1)
+    site.save("checkpoint-2")
+    second = taken(watch, 2)
+    assert read_manifest(first).metrics == read_manifest(second).metrics == {"loss": 0.5}
+    assert (read_manifest(first).measured, read_manifest(second).measured) == ({"loss": 0}, {"loss": 1})
+
+
+def test_a_metric_of_the_checkpoint_that_was_handed_back_is_added_unless_the_program_has_started_over(site):
+    folder = left_by_a_session(site, 500)
+    again = site.watch(folder)
+    again.begin(site.claims)
+    site.position = site.position._replace(history=[(1, 3), (2, 500)])
+    printed(site, dice=(500, 0.9))
+    again.look(now=True)
+    again.close()
+    assert competes_by(folder, "dice") is None
+    site.position = site.position._replace(history=[(1, 500)])
+    third = site.watch(folder)
+    third.begin(site.claims)
+    third.look(now=True)
+    assert competes_by(folder, "dice") == 0.9
 
 
 def test_one_that_is_still_being_written_is_not_taken_before_it_rests(site):

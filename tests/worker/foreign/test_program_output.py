@@ -178,3 +178,40 @@ def test_a_metric_is_in_the_curve_also_before_the_first_step_and_without_any(log
     records = metric_curve.decode((tmp_path / metric_curve.FILE_NAME).read_text())
     assert [item.step for item in records] == steps
     assert all(item.first >= (watch.step - 1 if watch else 0) for item in records)
+
+
+def test_of_each_step_the_metrics_that_were_printed_at_it_are_known(log, tmp_path):
+    section = {
+        "step": in_log(r"step (\d+)"),
+        "metrics": {"dice": in_log(r"dice ([\d.]+)"), "loss": in_log(r"loss ([\d.]+)")},
+    }
+    status = ProgramStatus(launch_in(tmp_path), section, log)
+    append(log, "loss 9\nstep 1 loss 3\nstep 2 loss 2\ndice 0.5\n")
+    status.read(lambda message: None)
+    append(log, "step 3 loss 1\n")
+    status.read(lambda message: None)
+    position = status.position()
+    assert position.values == {1: {"loss": 3}, 2: {"loss": 2, "dice": 0.5}, 3: {"loss": 1}}
+    assert position.metrics == {"loss": 1, "dice": 0.5} and position.measured == {"loss": 3, "dice": 2}
+    append(log, "step 2\n")
+    status.read(lambda message: None)
+    assert 3 not in status.position().values, "the program counts anew"
+    status.close()
+
+
+@pytest.mark.parametrize(
+    ("place", "known"),
+    [("out/checkpoint-*", {"acc": 9}), ("out/other-*", {"acc": 9, "loss": 9}), (None, {"acc": 9, "loss": 9})],
+)
+def test_a_step_that_is_read_in_a_checkpoint_is_not_that_of_what_is_printed(log, tmp_path, place, known):
+    folder = tmp_path / "out" / "checkpoint-9"
+    folder.mkdir(parents=True)
+    (folder / "state.json").write_text('{"step": 9, "acc": 0.5}')
+    sources = {"acc": in_file("out/*/state.json", "acc"), "loss": in_log(r"loss ([\d.]+)")}
+    section = {"step": in_file("out/*/state.json", "step"), "metrics": sources, "checkpoint": place}
+    status = ProgramStatus(launch_in(tmp_path), section, log)
+    status.read(lambda message: None)
+    append(log, "loss 3\n")
+    status.read(lambda message: None)
+    assert status.position().measured == known and status.position().metrics == {"acc": 0.5, "loss": 3}
+    status.close()
