@@ -53,7 +53,8 @@ class ForeignCandidate(NamedTuple):
         is_folder: a folder of files, or one file.
         files: names relative to `path`; the name itself for a single file.
         bytes: of all files.
-        newest_ns: the latest time at which one of its files was changed, Unix time in nanoseconds.
+        newest_ns: the latest time at which one of its files was changed, Unix time in nanoseconds; where it has a problem, at which
+            the folder itself was, too, for not all of its files were looked at.
         signature: differs whenever a file was changed.
         problem: why it can never be taken (a link in it, too many files); empty for none.
     """
@@ -142,14 +143,21 @@ def newest_complete(
     return None
 
 
-def eligible(watched: Watched, rule: CompletenessRule, *, after_ns: int, excluded: Collection[str]) -> list[Unchanged]:
-    """The candidates that may become complete, newest first."""
+def eligible(
+    watched: Watched,
+    rule: CompletenessRule,
+    *,
+    after_ns: int,
+    excluded: Collection[str],
+    with_problems: bool = False,
+) -> list[Unchanged]:
+    """The candidates that may become complete, newest first. Args: with_problems: and those that can never be taken."""
     chosen = [
         item
         for item in watched.values()
         if item.candidate.newest_ns > after_ns
         and item.candidate.signature not in excluded
-        and not item.candidate.problem
+        and (with_problems or not item.candidate.problem)
         and not rule.is_named_incomplete(item.candidate)
     ]
     return sorted(chosen, key=lambda item: item.candidate.newest_ns, reverse=True)

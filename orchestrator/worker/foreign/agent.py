@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from kgorch.core import program_command
 from kgorch.core.codes import EventKind, RankError, RankOutcome
-from kgorch.errors import CheckpointBroken, KgorchError
+from kgorch.errors import UNWRITABLE, CheckpointBroken, KgorchError
 from kgorch.protocol.launch_spec import LAUNCH_VARIABLE, LaunchSpec
 from kgorch.protocol.messages import (
     Command,
@@ -242,9 +242,11 @@ class Agent:
             raise ProgramFailed(f"{how}; its last words: {self._status.last_words}")
         if skipped:  # an earlier one is not the result of the training
             left = "; processes that it had left behind were killed: let it wait for them" if program.was_killed else ""
+            errno = self._watch.skipped_errno if self._watch else 0
+            code = RankError.DISK_FULL if errno in UNWRITABLE else RankError.OTHER if errno else RankError.USAGE
             raise ProgramFailed(
-                f"{self._launch.entry} ended with status 0 and its last checkpoint is not complete: {skipped}{left}",
-                RankError.USAGE,
+                f"{self._launch.entry} ended with status 0, and its last checkpoint {skipped}{left}",
+                code,
             )
         if self._watch and self._watch.newest is None:
             raise ProgramFailed(

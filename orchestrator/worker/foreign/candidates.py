@@ -87,8 +87,15 @@ def _candidate(root: Path, path: str) -> ForeignCandidate:
                 files[relative] = found
                 if len(files) > MAX_FILES:
                     raise _NotAllowed(f"holds more than {MAX_FILES} files")
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
     except _NotAllowed as error:
         problem = str(error)
+    if problem:  # not all of its files were looked at
+        newest_ns = max(newest_ns, status.st_mtime_ns)
+        digest.update(f"{status.st_mtime_ns} {status.st_ino}\n".encode())
     for relative, found in sorted(files.items()):
         line = f"{relative}\0{found.st_size} {found.st_mtime_ns} {found.st_ino}\n"
         digest.update(line.encode(errors="surrogateescape"))

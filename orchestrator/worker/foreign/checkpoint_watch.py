@@ -14,7 +14,7 @@ from kgorch.checkpoint import foreign_contents
 from kgorch.core.checkpoint import foreign_checkpoint
 from kgorch.core.checkpoint.foreign_checkpoint import CompletenessRule, ForeignCandidate, Unchanged, Wholeness
 from kgorch.core.codes import EventKind
-from kgorch.errors import KgorchError
+from kgorch.errors import UNWRITABLE, KgorchError
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.protocol.messages import JournalEntry, Message
 from kgorch.protocol.snapshot_messages import CheckpointWritten, SaveFailure
@@ -31,6 +31,9 @@ LOOK_S, LOOK_SHARE = 1.0, 0.02
 MAX_TAKEN = 100
 TRIES = 3
 """Copies of a checkpoint that fail before it is left alone until it changes: a full disk is full at the next look, too."""
+
+ROOM_PAUSES_S = (1.0, 2.0, 4.0, 8.0)
+"""Seconds between two tries to copy the last checkpoint on a full disk, as in worker/save_coordinator.py."""
 
 
 class ProgramPosition(NamedTuple):
@@ -72,6 +75,7 @@ class CheckpointWatch:
         written_ns: when the newest file of what was taken was written (Unix time, nanoseconds); older ones are not taken.
         taken_s: instant at which the copy of it was begun; 0 for one that was handed back.
         copy_s: the longest time that a copy took, seconds.
+        skipped_errno: number of the system's error for which `finish` could not copy the newest one; 0 for none.
         taken: what was copied, the last MAX_TAKEN of it.
     """
 
@@ -94,7 +98,7 @@ class CheckpointWatch:
         self._labels = CheckpointLabels(launch, send)
         self._next_look_s = 0.0
         self._copying: threading.Thread | None = None
-        self.step, self.taken_s, self.copy_s = -1, 0.0, 0.0
+        self.step, self.taken_s, self.copy_s, self.skipped_errno = -1, 0.0, 0.0, 0
         self.newest: Path | None = None
         self.taken: deque[Taken] = deque(maxlen=MAX_TAKEN)
 
@@ -154,7 +158,7 @@ class CheckpointWatch:
             if why := self._examine(candidate)[1] or self._anew(candidate):
                 aside = checkpoint_copy.move_aside(self._root / candidate.path)
                 self._skip(candidate, f"{why}; it is now {aside}")
-            elif self._copy(candidate):
+            elif not self._copy(candidate):
                 self.taken_s = 0.0
                 return candidate.path
         return ""
@@ -190,25 +194,49 @@ class CheckpointWatch:
                 it cut off. Otherwise what had not settled while it lived is taken only where its files prove it whole.
             was_stopped: it was asked to end, so that its newest checkpoint is not the end of the training.
 
-        Returns: why the newest one was not taken; empty where it was, or there is no newer one than before.
+        Returns: why the newest one was not taken, also where it could not be copied (`skipped_errno`); empty where it was, or
+            there is no newer one than before.
         """
         if self._copying:
             self._copying.join()
             self._copying = None
         self._label()
         self._observe()
-        now_s, skipped = boottime_s(), ""
-        for item in self._eligible():
-            wholeness, why = self._examine(item.candidate)
-            is_in_time = now_s - item.since_s >= self._rule.wait_for(wholeness)
-            if wholeness is Wholeness.TORN or (why and not is_clean and not is_in_time):
-                self._skip(item.candidate, why)
-                skipped = skipped or f"{item.candidate.path} is not taken: {why}"
-            elif (was_stopped or not is_clean) and (why := self._anew(item.candidate)):
-                self._leave(item.candidate, why)
-            elif self._copy(item.candidate):
+        now_s, skipped, is_result = boottime_s(), "", is_clean and not was_stopped
+        for item in self._eligible(with_problems=True):
+            candidate = item.candidate
+            error = None
+            if why := self._why_incomplete(item, now_s, is_clean=is_clean):
+                self._skip(candidate, why)
+            elif not is_result and (why := self._anew(candidate)):
+                self._leave(candidate, why)
+                continue
+            elif error := self._copy_result(candidate) if is_result and not skipped else self._copy(candidate):
+                why = f"it could not be copied: {error}"
+            else:
                 break
+            if not skipped:
+                skipped = f"{candidate.path} is not taken: {why}"
+                self.skipped_errno = getattr(error, "errno", None) or 0
         return skipped
+
+    def _why_incomplete(self, item: Unchanged, now_s: float, *, is_clean: bool) -> str:
+        """Why a checkpoint that the program has left at its end is not taken; empty where it is."""
+        if item.candidate.problem:
+            return f"it {item.candidate.problem}"
+        wholeness, why = self._examine(item.candidate)
+        is_in_time = now_s - item.since_s >= self._rule.wait_for(wholeness)
+        return why if wholeness is Wholeness.TORN or not (is_clean or is_in_time) else ""
+
+    def _copy_result(self, candidate: ForeignCandidate) -> OSError | KgorchError | None:
+        """Copy the result of the training. Where the disk is full, wait for room: there is nothing else to do."""
+        error = self._copy(candidate)
+        for pause_s in ROOM_PAUSES_S:
+            if not isinstance(error, OSError) or error.errno not in UNWRITABLE:
+                break
+            time.sleep(pause_s)
+            error = self._copy(candidate)
+        return error
 
     def finalize(self) -> int | None:
         """Make the newest checkpoint the final one of its stage, and report it. Returns its step; None where there is none."""
@@ -244,8 +272,10 @@ class CheckpointWatch:
             if item.candidate.problem and item.candidate.signature not in self._excluded:
                 self._skip(item.candidate, f"it {item.candidate.problem}")
 
-    def _eligible(self) -> list[Unchanged]:
-        return foreign_checkpoint.eligible(self._watched, self._rule, after_ns=self.written_ns, excluded=self._excluded)
+    def _eligible(self, *, with_problems: bool = False) -> list[Unchanged]:
+        return foreign_checkpoint.eligible(
+            self._watched, self._rule, after_ns=self.written_ns, excluded=self._excluded, with_problems=with_problems
+        )
 
     def _wholeness_of(self, candidate: ForeignCandidate) -> Wholeness:
         if candidate.signature not in self._examined:
@@ -289,8 +319,8 @@ class CheckpointWatch:
             do = "correct stage.foreign.again, or give stage.foreign.step where the numbers in its names are no steps"
             self._note(f"{why}. {do}")
 
-    def _copy(self, candidate: ForeignCandidate) -> bool:
-        """Copy a checkpoint and report it. Returns whether it was copied. Also called in a thread of its own."""
+    def _copy(self, candidate: ForeignCandidate) -> OSError | KgorchError | None:
+        """Copy a checkpoint and report it. Returns the error where it could not be. Also called in a thread of its own."""
         launch, position, began_s, taken_s = self._launch, self._position(), time.monotonic(), boottime_s()
         since_ns = time.time_ns()
         logged = foreign_checkpoint.logged_at(position.history, candidate.newest_ns)
@@ -302,12 +332,12 @@ class CheckpointWatch:
         described = Described(step, {**position.metrics, **own}, {**measured, **dict.fromkeys(own, step)}, processes)
         try:
             folder, size = checkpoint_copy.copy_in(launch, candidate, described, lambda: self._is_unchanged(candidate))
-        except ChangedMeanwhile:
-            return False  # the program writes to it: the next look sees it unchanged, or newer
+        except ChangedMeanwhile as error:
+            return error  # the program writes to it: the next look sees it unchanged, or newer
         except (OSError, KgorchError) as error:
             self._failures[candidate.signature] = self._failures.get(candidate.signature, 0) + 1
             self._send(SaveFailure(launch.attempt, -1, step, f"{candidate.path} could not be copied: {error}"))
-            return False
+            return error
         took_s = time.monotonic() - began_s
         self.step, self.newest, self.taken_s = step, folder, taken_s
         self._handed = ""
@@ -323,7 +353,7 @@ class CheckpointWatch:
             with contextlib.suppress(OSError):
                 self._claim.note_taken(candidate.newest_ns)
         self._send(CheckpointWritten(launch.attempt, str(folder), step, size, 0.0, took_s=took_s))
-        return True
+        return None
 
     def _label(self) -> None:
         """Before a further copy is made and reported, at which retention may delete what no metric speaks for."""

@@ -82,6 +82,17 @@ def test_a_checkpoint_whose_writer_was_killed_does_not_end_the_training(agent):
     assert not list((agent.root / "store").iterdir())
 
 
+def test_a_last_checkpoint_that_cannot_be_taken_does_not_make_an_earlier_one_the_result(agent):
+    script = (
+        f"mkdir -p out/1 out/2; echo '{{}}' > out/1/state.json; until ls {agent.root}/store/step-*; do sleep 0.1; done;"
+        " ln -s gone out/2/model.bin; echo '{}' > out/2/state.json"
+    )
+    assert agent.start(script, checkpoint="out/*", incomplete=["*.tmp"]).wait(timeout=60) == 0
+    record = agent.record()
+    assert record["outcome"] == "failed" and record["final_step"] is None
+    assert "its last checkpoint out/2 is not taken: it holds the link 'model.bin'" in record["error"]["message"]
+
+
 @pytest.mark.parametrize("seconds_after_its_checkpoint", [0, 3])
 def test_a_process_that_is_left_behind_and_writes_nothing_does_not_matter(agent, seconds_after_its_checkpoint):
     script = f"mkdir out; echo '{{\"step\": 1}}' > out/ckpt.json; sleep 60 & sleep {seconds_after_its_checkpoint}"

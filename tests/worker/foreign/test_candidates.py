@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
@@ -64,6 +65,16 @@ def test_a_checkpoint_with_a_link_a_pipe_or_a_strange_name_is_not_taken_and_says
     make(folder / "x")
     [found] = scan(tmp_path, "out/checkpoint-*")
     assert told in found.problem
+
+
+def test_one_that_cannot_be_read_says_why_and_is_as_new_as_its_folder(tmp_path, monkeypatch):
+    def refused(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    os.utime(checkpoint(tmp_path, "checkpoint-1"), ns=(0, 10**18))
+    monkeypatch.setattr(candidates, "_walk", refused)
+    [found] = scan(tmp_path, "out/checkpoint-*")
+    assert (found.problem, found.newest_ns) == ("cannot be read: Permission denied", 10**18)
 
 
 def test_a_link_in_the_place_of_a_checkpoint_is_no_checkpoint(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -21,7 +22,7 @@ from kgorch.errors import CheckpointBroken, KgorchError
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.protocol.messages import JournalEntry
 from kgorch.protocol.snapshot_messages import CheckpointWritten, SaveFailure
-from kgorch.worker.foreign import checkpoint_copy
+from kgorch.worker.foreign import checkpoint_copy, checkpoint_watch
 from kgorch.worker.foreign.checkpoint_watch import CheckpointWatch, ProgramPosition
 
 PATTERN = "out/checkpoint-*"
@@ -367,8 +368,57 @@ def test_the_final_one_has_a_name_of_its_own_and_the_same_bytes(site):
     assert read_contents(final, PATTERN)[1] == read_contents(site.store / "step-00000003", PATTERN)[1]
 
 
-def test_a_full_disk_is_a_failed_save_and_is_not_tried_for_ever(site, monkeypatch):
+@pytest.fixture
+def full_disk(monkeypatch):
     monkeypatch.setattr(checkpoint_copy, "SPARE_BYTES", 1 << 60)
+    monkeypatch.setattr(checkpoint_watch, "ROOM_PAUSES_S", (0.0, 0.0))
+
+
+def test_the_last_checkpoint_that_finds_no_room_does_not_make_an_earlier_one_the_result(site, full_disk, monkeypatch):
+    watch = site.watch()
+    with monkeypatch.context() as room:
+        room.setattr(checkpoint_copy, "SPARE_BYTES", 0)
+        watch.begin(site.claims)
+        site.save("checkpoint-90")
+        taken(watch, 90)
+    site.save("checkpoint-100")
+    assert "out/checkpoint-100 is not taken: it could not be copied: [Errno 28] no room" in watch.finish(is_clean=True)
+    assert (watch.step, watch.skipped_errno) == (90, errno.ENOSPC)
+    assert len([message for message in site.sent if isinstance(message, SaveFailure)]) == 3
+    monkeypatch.setattr(checkpoint_copy, "SPARE_BYTES", 0)
+    assert watch.finish(is_clean=True) == "" and watch.step == 100
+
+
+def test_the_last_checkpoint_waits_for_room_where_the_program_has_ended_by_itself(site, full_disk, monkeypatch):
+    def room_is_made(pause_s: float) -> None:
+        monkeypatch.setattr(checkpoint_copy, "SPARE_BYTES", 0)
+
+    watch = site.watch()
+    watch.begin(site.claims)
+    site.save("checkpoint-100")
+    monkeypatch.setattr(checkpoint_watch.time, "sleep", room_is_made)
+    assert "no room" in watch.finish(is_clean=True, was_stopped=True), "a stop does not wait: the wall is near"
+    assert watch.finish(is_clean=True) == "" and watch.step == 100
+
+
+def test_the_last_checkpoint_with_a_link_in_it_does_not_make_an_earlier_one_the_result(site):
+    watch = site.watch()
+    watch.begin(site.claims)
+    site.save("checkpoint-90")
+    taken(watch, 90)
+    folder = site.root / "work" / "out" / "checkpoint-100"
+    folder.mkdir()
+    (folder / "latest").symlink_to("model.bin")
+    told = watch.finish(is_clean=True)
+    assert (
+        told == "out/checkpoint-100 is not taken: it holds the link 'latest', which is not followed"
+        and watch.step == 90
+    )
+    site.save("checkpoint-110")
+    assert watch.finish(is_clean=True) == "" and watch.step == 110, "a newer one is the result"
+
+
+def test_a_full_disk_is_a_failed_save_and_is_not_tried_for_ever(site, full_disk):
     watch = site.watch()
     watch.begin(site.claims)
     site.save("checkpoint-3")
@@ -440,7 +490,8 @@ def test_a_hostile_checkpoint_names_no_place_but_one_of_the_plans(site, changes)
     assert {path: path.stat().st_mtime_ns for path in (site.root / "work").rglob("*")} == before
 
 
-def test_a_sparse_file_larger_than_the_disk_is_refused_before_it_is_read(site):
+def test_a_sparse_file_larger_than_the_disk_is_refused_before_it_is_read(site, monkeypatch):
+    monkeypatch.setattr(checkpoint_watch, "ROOM_PAUSES_S", ())
     watch = site.watch()
     watch.begin(site.claims)
     folder = site.save("checkpoint-1")
