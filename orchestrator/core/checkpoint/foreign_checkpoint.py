@@ -75,6 +75,20 @@ class Unchanged(NamedTuple):
     since_s: float
 
 
+class Handed(NamedTuple):
+    """The checkpoint that a program was handed, until a newer one of it was copied.
+
+    Attributes:
+        path: empty where it was handed none.
+        step: that it stands for; -1 for none.
+        history: what its log has said since, as `logged_at` takes it; of it what `passings` leaves.
+    """
+
+    path: str = ""
+    step: int = -1
+    history: Sequence[tuple[int, int]] = ()
+
+
 class Wholeness(Enum):
     """What the files of a candidate say of it."""
 
@@ -188,6 +202,18 @@ def logged_at(history: Sequence[tuple[int, int]], newest_ns: int) -> int | None:
     return next((step for at_ns, step in history if at_ns >= newest_ns), history[-1][1] if history else None)
 
 
+def passings(history: Sequence[tuple[int, int]], step: int) -> list[tuple[int, int]]:
+    """What of a history tells when the log was beyond a step: of each stretch the first entry, and the last if another follows."""
+    beyond = [logged > step for _, logged in history]
+    return [
+        entry
+        for number, entry in enumerate(history)
+        if number == 0
+        or beyond[number] is not beyond[number - 1]
+        or (number + 1 < len(history) and beyond[number] is not beyond[number + 1])
+    ]
+
+
 def step_of(path: str, pattern: str, *, logged: int | None, taken: int) -> int:
     """The step that a checkpoint stands for.
 
@@ -208,20 +234,16 @@ def step_of(path: str, pattern: str, *, logged: int | None, taken: int) -> int:
     return max(taken + 1, 1) if step is None or step <= taken else max(step, 1)
 
 
-def has_started_over(path: str, handed: str, pattern: str, *, logged: int | None, step: int) -> bool:
+def has_started_over(candidate: ForeignCandidate, handed: Handed, pattern: str) -> bool:
     """Whether a checkpoint shows that the program did not continue from the one that it was handed, and trains anew.
 
-    No number in its name is above that of the other one, and the log has not come further: names may be slots that are written in
+    No number in its name is above that of the other one, and the log had not come further: names may be slots that are written in
     turn, or hold a loss.
-
-    Args:
-        handed: path of the checkpoint that was handed back; empty for none.
-        logged: the step of the log when the checkpoint was written; None where none is read.
-        step: of the checkpoint that was handed back.
     """
-    new, old = _numbers_in(path, pattern), _numbers_in(handed, pattern)
+    new, old = _numbers_in(candidate.path, pattern), _numbers_in(handed.path, pattern)
     is_behind = len(new) == len(old) and new != old and all(one <= other for one, other in zip(new, old, strict=True))
-    return is_behind and (logged is None or logged <= step)
+    logged = logged_at(handed.history, candidate.newest_ns)
+    return is_behind and (logged is None or logged <= handed.step)
 
 
 def _numbers_in(path: str, pattern: str) -> list[int]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from kgorch.checkpoint import foreign_contents
 from kgorch.core.checkpoint import foreign_checkpoint
-from kgorch.core.checkpoint.foreign_checkpoint import CompletenessRule, ForeignCandidate, Unchanged, Wholeness
+from kgorch.core.checkpoint.foreign_checkpoint import CompletenessRule, ForeignCandidate, Handed, Unchanged, Wholeness
 from kgorch.core.codes import EventKind
 from kgorch.errors import UNWRITABLE, KgorchError
 from kgorch.protocol.launch_spec import LaunchSpec
@@ -93,7 +93,7 @@ class CheckpointWatch:
         self._earlier_files: frozenset[str] = frozenset()
         self._failures: dict[str, int] = {}  # by signature
         self._reported: set[str] = set()
-        self._handed = ""  # path of the checkpoint that was handed back, until a newer one was taken
+        self._handed = Handed()
         self._examined: dict[str, tuple[Wholeness, str]] = {}  # by signature
         self._labels = CheckpointLabels(launch, send)
         self._next_look_s = 0.0
@@ -130,14 +130,13 @@ class CheckpointWatch:
             self.step, self.newest, handed = manifest.step, folder, contents.path
             own = {name: value for name, value in manifest.metrics.items() if manifest.measured.get(name) == self.step}
             self._labels.add(self.step, folder, own, since_ns=0)
-            self._handed = handed
             self._earlier_files = frozenset(contents.files.values()) if contents.is_folder else frozenset()
             if contents.path in self._watched and foreign_contents.is_same(
                 self._root / contents.path, contents, manifest
             ):
                 self.written_ns = max(self.written_ns, self._watched[contents.path].candidate.newest_ns)
-        if not claim.is_new and (saved := self._salvage()):
-            self._handed = saved
+        if not claim.is_new and (saved := self._salvage(claim.handed)):
+            self._hand(saved)
             return saved
         if contents and self.newest and checkpoint_copy.restore(self.newest, contents, self._root, launch.attempt):
             self._observe()
@@ -145,17 +144,25 @@ class CheckpointWatch:
             candidate = self._watched[contents.path].candidate
             self._excluded.add(candidate.signature)
             self.written_ns = max(self.written_ns, candidate.newest_ns)
-            claim.note_taken(self.written_ns)
+        self._hand(handed)
         return handed
 
-    def _salvage(self) -> str:
+    def _hand(self, path: str) -> None:
+        """Remember what the program is handed. Raises: OSError."""
+        assert self._claim
+        self._handed = Handed(path, self.step) if path else Handed()
+        self._claim.note_taken(self.written_ns, self._handed)
+
+    def _salvage(self, handed: Handed) -> str:
         """Take in what an earlier attempt completed and nobody copied, for all was killed; the rest is moved out of sight.
 
+        Args:
+            handed: to the program of that attempt.
         Returns: the path of the checkpoint that was taken; empty for none.
         """
         for item in self._eligible():
             candidate = item.candidate
-            if why := self._examine(candidate)[1] or self._anew(candidate):
+            if why := self._examine(candidate)[1] or self._anew(candidate, handed):
                 aside = checkpoint_copy.move_aside(self._root / candidate.path)
                 self._skip(candidate, f"{why}; it is now {aside}")
             elif not self._copy(candidate):
@@ -173,12 +180,13 @@ class CheckpointWatch:
         if self._copying or (now_s < self._next_look_s and not now):
             return
         self._label()
+        self._note_log()
         self._observe()
         self._next_look_s = boottime_s() + max(LOOK_S, (boottime_s() - now_s) / LOOK_SHARE)
         complete = foreign_checkpoint.newest_complete(
             self._eligible(), self._rule, boottime_s(), wholeness_of=self._wholeness_of
         )
-        if complete and (why := self._anew(complete)):
+        if complete and (why := self._anew(complete, self._handed)):
             self._leave(complete, why)
         elif complete and self._failures.get(complete.signature, 0) < TRIES:
             self._copying = threading.Thread(target=self._copy, args=(complete,), name="copy", daemon=True)
@@ -201,6 +209,7 @@ class CheckpointWatch:
             self._copying.join()
             self._copying = None
         self._label()
+        self._note_log()
         self._observe()
         now_s, skipped, is_result = boottime_s(), "", is_clean and not was_stopped
         for item in self._eligible(with_problems=True):
@@ -208,7 +217,7 @@ class CheckpointWatch:
             error = None
             if why := self._why_incomplete(item, now_s, is_clean=is_clean):
                 self._skip(candidate, why)
-            elif not is_result and (why := self._anew(candidate)):
+            elif not is_result and (why := self._anew(candidate, self._handed)):
                 self._leave(candidate, why)
                 continue
             elif error := self._copy_result(candidate) if is_result and not skipped else self._copy(candidate):
@@ -301,21 +310,30 @@ class CheckpointWatch:
             return Wholeness.UNKNOWN, f"it was {ended} there is no earlier one to compare its files with"
         return Wholeness.WHOLE, ""
 
-    def _anew(self, candidate: ForeignCandidate) -> str:
+    def _anew(self, candidate: ForeignCandidate, handed: Handed) -> str:
         """Why a checkpoint is no progress, though it is newer: the program trains anew. Empty where it is progress."""
-        logged = foreign_checkpoint.logged_at(self._position().history, candidate.newest_ns)
-        path, handed = candidate.path, self._handed
-        if not foreign_checkpoint.has_started_over(path, handed, self._pattern, logged=logged, step=self.step):
+        if not foreign_checkpoint.has_started_over(candidate, handed, self._pattern):
             return ""
-        return (
-            f"the program was handed {handed} and has saved {path}: it seems to have started over; that is no progress"
-        )
+        did = f"was handed {handed.path} and has saved {candidate.path}"
+        return f"the program {did}: it seems to have started over; that is no progress"
+
+    def _note_log(self) -> None:
+        """Keep what the log has said since a checkpoint was handed back, in the claim, too: it may be all that is left."""
+        if not self._handed.path or not self._claim:
+            return
+        before, now = self._handed.history, self._position().history
+        later = [entry for entry in now if not before or entry[0] > before[-1][0]]
+        history = foreign_checkpoint.passings([*before, *later], self._handed.step)
+        if len(history) > len(before):
+            self._handed = self._handed._replace(history=history)
+            with contextlib.suppress(OSError):
+                self._claim.note_taken(self.written_ns, self._handed)
 
     def _leave(self, candidate: ForeignCandidate, why: str) -> None:
         """Take no more notice of a checkpoint, and say so once."""
         self._excluded.add(candidate.signature)
-        if self._handed not in self._reported:
-            self._reported.add(self._handed)
+        if self._handed.path not in self._reported:
+            self._reported.add(self._handed.path)
             do = "correct stage.foreign.again, or give stage.foreign.step where the numbers in its names are no steps"
             self._note(f"{why}. {do}")
 
@@ -340,7 +358,7 @@ class CheckpointWatch:
             return error
         took_s = time.monotonic() - began_s
         self.step, self.newest, self.taken_s = step, folder, taken_s
-        self._handed = ""
+        self._handed = Handed()
         self._labels.add(step, folder, own, since_ns)
         self.copy_s = max(self.copy_s, took_s)
         self.taken.append(Taken(candidate.path, step, size, taken_s))
@@ -351,7 +369,7 @@ class CheckpointWatch:
             self._examined = {}
         if self._claim:
             with contextlib.suppress(OSError):
-                self._claim.note_taken(candidate.newest_ns)
+                self._claim.note_taken(candidate.newest_ns, self._handed)
         self._send(CheckpointWritten(launch.attempt, str(folder), step, size, 0.0, took_s=took_s))
         return None
 

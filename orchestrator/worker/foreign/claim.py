@@ -2,7 +2,8 @@
 
 The claim is a file in the state folder, named after the place and locked while a program runs there. It remembers what lay
 there when the run came: checkpoints of another run, or of the same program started by hand. They are not this run's, are never
-copied, and never handed back.
+copied, and never handed back. And it remembers what the program was handed: after a kill of everything only that, and not what
+the next start resumes from, tells whether a checkpoint that nobody has copied is progress.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kgorch.core.checkpoint.foreign_checkpoint import MAX_CANDIDATES, ForeignCandidate
+from kgorch.core.checkpoint.foreign_checkpoint import MAX_CANDIDATES, ForeignCandidate, Handed
 from kgorch.errors import KgorchError
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.system import files
@@ -30,6 +31,7 @@ class Claim:
         before: signatures of the checkpoints that lay there when this run came.
         is_new: another run was there last, or none.
         taken_ns: time of the newest checkpoint that was copied from there; 0 for none.
+        handed: what the program that ran there last was handed.
     """
 
     def __init__(self, launch: LaunchSpec, folder: Path, pattern: str) -> None:
@@ -56,15 +58,16 @@ class Claim:
         self.is_new = not (mine and isinstance(before, list) and type(taken_ns) is int)
         self.before = frozenset[str]() if self.is_new else frozenset(map(str, before or ()))
         self.taken_ns: int = 0 if self.is_new else (taken_ns or 0)
+        self.handed = Handed() if self.is_new else _handed(document.get("handed"))
 
     def take(self, found: Iterable[ForeignCandidate]) -> None:
         """Make the place this run's, whatever lies there being another's. Raises: OSError."""
-        self.before, self.taken_ns = frozenset(candidate.signature for candidate in found), 0
+        self.before, self.taken_ns, self.handed = frozenset(candidate.signature for candidate in found), 0, Handed()
         self._write()
 
-    def note_taken(self, newest_ns: int) -> None:
-        """Remember that a checkpoint of that time was copied. Raises: OSError."""
-        self.taken_ns = max(self.taken_ns, newest_ns)
+    def note_taken(self, newest_ns: int, handed: Handed) -> None:
+        """Remember the time of a checkpoint that was copied or handed back, and what the program was handed. Raises: OSError."""
+        self.taken_ns, self.handed = max(self.taken_ns, newest_ns), handed
         self._write()
 
     def release(self) -> None:
@@ -72,7 +75,8 @@ class Claim:
         os.close(self._lock)
 
     def _write(self) -> None:
-        document = self._owner | {"before": sorted(self.before)[:MAX_CANDIDATES], "taken_ns": self.taken_ns}
+        known = {"taken_ns": self.taken_ns, "handed": self.handed._asdict()}
+        document = self._owner | {"before": sorted(self.before)[:MAX_CANDIDATES]} | known
         files.write(self._path, json.dumps(document).encode())
 
     def _read(self) -> Mapping[str, Any]:
@@ -82,3 +86,12 @@ class Claim:
         except (OSError, ValueError):
             return {}
         return document if isinstance(document, dict) else {}
+
+
+def _handed(value: Any) -> Handed:
+    """Of a document; nothing for what an earlier version has written, or somebody else."""
+    try:
+        history = [(int(at_ns), int(step)) for at_ns, step in value["history"]]
+        return Handed(str(value["path"]), int(value["step"]), history)
+    except (TypeError, ValueError, LookupError, OverflowError):
+        return Handed()

@@ -111,7 +111,18 @@ def test_a_checkpoint_stands_for_the_step_of_its_name_or_of_the_log(path, patter
     ],
 )
 def test_a_program_that_saves_behind_the_checkpoint_that_it_was_handed_has_started_over(path, handed, logged, is_over):
-    assert rules.has_started_over(path, handed, "out/checkpoint-*", logged=logged, step=500) is is_over
+    history = [] if logged is None else [(0, logged)]
+    before = rules.Handed(handed, 500, history)
+    assert rules.has_started_over(checkpoint(path), before, "out/checkpoint-*") is is_over
+
+
+def test_what_is_kept_of_a_log_tells_at_each_time_whether_it_was_beyond_a_step():
+    history = list(enumerate([3, 5, 480, 520, 600, 700, 2, 4, 6, 510, 900]))
+    kept = rules.passings(history, 500)
+    assert [step for _, step in kept] == [3, 480, 520, 700, 2, 6, 510]
+    for at in range(15):
+        assert (rules.logged_at(kept, at) > 500) is (rules.logged_at(history, at) > 500)
+    assert rules.passings(kept, 500) == kept and rules.passings([], 500) == []
 
 
 def test_the_step_of_the_log_is_that_of_the_time_at_which_the_checkpoint_was_written():

@@ -17,6 +17,7 @@ from harness import wait_until
 from kgorch.checkpoint.folder import read_manifest
 from kgorch.checkpoint.foreign_contents import CONTENTS_NAME, read_contents
 from kgorch.checkpoint.verify import verify_checkpoint
+from kgorch.core.checkpoint import foreign_checkpoint
 from kgorch.core.codes import EventKind
 from kgorch.errors import CheckpointBroken, KgorchError
 from kgorch.protocol.launch_spec import LaunchSpec
@@ -295,6 +296,64 @@ def test_what_was_completed_and_not_copied_before_all_was_killed_is_taken_at_the
     again = site.watch(folder, pattern=pattern)
     assert again.begin(site.claims) == "out/ckpt.pt"
     assert (again.step, again.newest) == (11, site.store / "step-00000011")
+
+
+SLOTS = "out/slot-*.pt"
+
+
+def save_slot(site: Site, number: int, *, logged: int | None = None) -> str:
+    """One of two slots that a program writes in turn. Args: logged: the step that its log is at then."""
+    path = site.root / "work" / "out" / f"slot-{number}.pt"
+    path.parent.mkdir(exist_ok=True)
+    archive(path, os.urandom(4))
+    if logged is not None:
+        site.position = site.position._replace(history=[*site.position.history, (time.time_ns(), logged)])
+    return str(path.relative_to(site.root / "work"))
+
+
+def killed(site: Site, watch: CheckpointWatch) -> None:
+    """Everything is killed; the next start has an empty log."""
+    watch.close()
+    site.position = site.position._replace(history=[])
+
+
+def test_a_slot_that_nobody_has_copied_is_progress_after_a_kill_of_a_program_that_was_handed_none(site):
+    watch = site.watch(pattern=SLOTS)
+    watch.begin(site.claims)
+    save_slot(site, 1, logged=20)
+    folder = taken(watch, 20)
+    newer = save_slot(site, 0, logged=30)
+    killed(site, watch)
+    again = site.watch(folder, pattern=SLOTS)
+    assert again.begin(site.claims) == newer and again.step == 21
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_progress"), [([20, 25], 30, True), ([2, 5], 10, False), ([2], 10, False), ([], 10, False)]
+)
+def test_a_slot_that_nobody_has_copied_is_judged_by_what_the_log_had_said_when_it_was_saved(
+    tmp_path, monkeypatch, before, after, is_progress
+):
+    site = Site(tmp_path, settled_s=60.0)
+    watch = site.watch(pattern=SLOTS)
+    watch.begin(site.claims)
+    first = save_slot(site, 1, logged=20)
+    folder = taken(watch, 20)
+    killed(site, watch)
+    again = site.watch(folder, pattern=SLOTS)
+    assert again.begin(site.claims) == first
+    monkeypatch.setattr(foreign_checkpoint, "PROVEN_S", 60.0)  # it is not copied before the kill
+    for step in before:
+        site.position = site.position._replace(history=[*site.position.history, (time.time_ns(), step)])
+        again.look(now=True)
+    newer = save_slot(site, 0, logged=after)
+    again.look(now=True)
+    site.position = site.position._replace(history=[*site.position.history, (time.time_ns(), 40)])
+    again.look(now=True)
+    killed(site, again)
+    third = site.watch(folder, pattern=SLOTS)
+    assert third.begin(site.claims) == (newer if is_progress else first)
+    assert (site.root / "work" / newer).exists() is is_progress
 
 
 def test_one_that_a_kill_has_torn_is_never_handed_back(site):
