@@ -88,7 +88,8 @@ class CheckpointWatch:
         self._rule = CompletenessRule(launch.foreign["incomplete"], launch.foreign["settled_s"])
         self._claim: Claim | None = None
         self._watched: dict[str, Unchanged] = {}
-        self._excluded: set[str] = set()
+        self._excluded: set[str] = set()  # signatures, as in _left: of an earlier run, or copied
+        self._left: set[str] = set()  # no progress while the program runs, and its result where it ends by itself
         self.written_ns = 0
         self._earlier_files: frozenset[str] = frozenset()
         self._failures: dict[str, int] = {}  # by signature
@@ -184,7 +185,7 @@ class CheckpointWatch:
         self._observe()
         self._next_look_s = boottime_s() + max(LOOK_S, (boottime_s() - now_s) / LOOK_SHARE)
         complete = foreign_checkpoint.newest_complete(
-            self._eligible(), self._rule, boottime_s(), wholeness_of=self._wholeness_of
+            self._eligible(excluded=self._left), self._rule, boottime_s(), wholeness_of=self._wholeness_of
         )
         if complete and (why := self._anew(complete, self._handed)):
             self._leave(complete, why)
@@ -212,7 +213,7 @@ class CheckpointWatch:
         self._note_log()
         self._observe()
         now_s, skipped, is_result = boottime_s(), "", is_clean and not was_stopped
-        for item in self._eligible(with_problems=True):
+        for item in self._eligible(excluded=() if is_result else self._left, with_problems=True):
             candidate = item.candidate
             error = None
             if why := self._why_incomplete(item, now_s, is_clean=is_clean):
@@ -281,9 +282,10 @@ class CheckpointWatch:
             if item.candidate.problem and item.candidate.signature not in self._excluded:
                 self._skip(item.candidate, f"it {item.candidate.problem}")
 
-    def _eligible(self, *, with_problems: bool = False) -> list[Unchanged]:
+    def _eligible(self, *, excluded: Iterable[str] = (), with_problems: bool = False) -> list[Unchanged]:
+        excluded, after_ns = self._excluded.union(excluded), self.written_ns
         return foreign_checkpoint.eligible(
-            self._watched, self._rule, after_ns=self.written_ns, excluded=self._excluded, with_problems=with_problems
+            self._watched, self._rule, after_ns=after_ns, excluded=excluded, with_problems=with_problems
         )
 
     def _wholeness_of(self, candidate: ForeignCandidate) -> Wholeness:
@@ -330,8 +332,8 @@ class CheckpointWatch:
                 self._claim.note_taken(self.written_ns, self._handed)
 
     def _leave(self, candidate: ForeignCandidate, why: str) -> None:
-        """Take no more notice of a checkpoint, and say so once."""
-        self._excluded.add(candidate.signature)
+        """Take no more notice of a checkpoint while the program runs, and say so once."""
+        self._left.add(candidate.signature)
         if self._handed.path not in self._reported:
             self._reported.add(self._handed.path)
             do = "correct stage.foreign.again, or give stage.foreign.step where the numbers in its names are no steps"

@@ -233,6 +233,28 @@ def test_a_program_that_starts_over_and_ends_by_itself_is_taken_at_its_word(site
     assert again.finish(is_clean=True) == "" and again.step == 501
 
 
+def test_what_was_left_while_the_program_ran_is_its_result_where_it_ends_by_itself(site):
+    pattern = "out/best-*.pt"
+    (site.root / "work" / "out").mkdir()
+    watch = site.watch(pattern=pattern)
+    watch.begin(site.claims)
+    archive(site.root / "work" / "out" / "best-0.53.pt")
+    folder = taken(watch, 53)
+    watch.close()
+    again = site.watch(folder, pattern=pattern)
+    again.begin(site.claims)
+    archive(site.root / "work" / "out" / "best-0.41.pt", b"better")
+
+    def left() -> bool:
+        again.look(now=True)
+        return any("has saved out/best-0.41.pt" in str(getattr(message, "facts", "")) for message in site.sent)
+
+    wait_until(left)
+    assert again.finish(is_clean=False) == again.finish(is_clean=True, was_stopped=True) == "" and again.step == 53
+    assert again.finish(is_clean=True) == "" and again.step == 54
+    assert read_contents(again.newest, pattern)[1].path == "out/best-0.41.pt"
+
+
 def test_what_lies_in_the_place_of_a_restored_checkpoint_is_moved_aside_and_not_lost(site):
     folder = left_by_a_session(site, 1)
     site.save("checkpoint-1", content=b"torn")
