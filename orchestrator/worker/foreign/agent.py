@@ -260,7 +260,6 @@ class Agent:
     def _end_of_stop(self, stop: ProgramStop) -> tuple[RankOutcome, str]:
         took_s = boottime_s() - stop.asked_s
         has_saved = self._watch is not None and self._watch.taken_s >= stop.asked_s
-        is_at_step = self._watch is not None and self._status.step is not None and self._watch.step >= self._status.step
         facts = {
             "stage": self._launch.stage,
             "took_s": f"{took_s:.3f}",
@@ -271,7 +270,7 @@ class Agent:
         if self._watch:
             facts["had_checkpoint"] = "yes" if any(item.at_s < stop.asked_s for item in self._watch.taken) else "no"
         self._link.send(JournalEntry(self._launch.attempt, EventKind.FOREIGN_STOPPED, facts))
-        if has_saved or is_at_step:
+        if has_saved or self._status.is_saved:
             return RankOutcome.SUSPENDED, ""
         if self._foreign["stop"].get("kill"):
             how = "was killed, as stage.foreign.stop says,"

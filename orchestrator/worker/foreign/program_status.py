@@ -73,6 +73,13 @@ class ProgramStatus:
             return self.step
         return max(self.watch.step, 0) if self.watch else 0
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether its newest checkpoint is at the step that its output says; False where that is read in a checkpoint itself."""
+        if self.watch is None or self.step is None or self._output.step_place:
+            return False
+        return self.watch.step >= self.step
+
     def position(self) -> ProgramPosition:
         """For its checkpoints. From any thread."""
         return ProgramPosition(list(self._history), dict(self.metrics), dict(self._measured), dict(self._values))

@@ -74,6 +74,24 @@ def test_a_program_that_a_signal_to_all_processes_has_ended_is_not_finished(agen
     assert agent.record()["outcome"] == "unsaved" and agent.record()["final_step"] is None
 
 
+@pytest.mark.parametrize(
+    ("step", "outcome"),
+    [
+        ({"log": r"step (\d+)", "file": None, "key": None}, "suspended"),
+        ({"log": None, "file": "out/*/state.json", "key": "global_step"}, "unsaved"),
+    ],
+)
+def test_a_checkpoint_at_the_step_of_the_log_is_saved_in_time_and_one_at_its_own_step_is_not(agent, step, outcome):
+    """The step that is read in a checkpoint is that of the checkpoint, however far the program has come since."""
+    save = "mkdir -p out/checkpoint-500; echo '{\"global_step\": 500}' > out/checkpoint-500/state.json"
+    script = f"echo step 500; {save}; exec sleep 600"
+    process = agent.start(script, checkpoint="out/checkpoint-*", step=step, settled_s=0.5)
+    wait_until(lambda: list((agent.root / "store").glob("step-00000500/manifest.json")), within_s=30)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 0
+    assert agent.record()["outcome"] == outcome
+
+
 def test_a_checkpoint_whose_writer_was_killed_does_not_end_the_training(agent):
     script = "mkdir out; (printf '{\"step\": ' > out/ckpt.json; exec sleep 60) & sleep 0.5"
     assert agent.start(script).wait(timeout=60) == 0
