@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from kgorch import __version__
@@ -33,7 +33,7 @@ from kgorch.core.checkpoint.foreign_checkpoint import ForeignCandidate
 from kgorch.errors import CheckpointBroken
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.system import file_hash, files
-from kgorch.worker.foreign.candidates import ASIDE_FOLDER
+from kgorch.worker.foreign.candidates import ASIDE_FOLDER, expand
 
 SPARE_BYTES = 1 << 20
 """Free bytes that are required besides the files, for folders and the manifest."""
@@ -125,19 +125,19 @@ def finalize(launch: LaunchSpec, folder: Path) -> Path:
     return place
 
 
-def restore(folder: Path, contents: Contents, workdir: Path, attempt: str) -> bool:
-    """Put the copy in `folder` back at its place below `workdir`, unless it is there already.
+def restore(launch: LaunchSpec, folder: Path, contents: Contents) -> bool:
+    """Put the copy in `folder` back at its place below the plan's folder, unless it is there already.
 
     What lies there and differs is moved aside. The folder was verified before.
 
     Returns: whether it had to be copied.
     Raises: OSError, CheckpointBroken.
     """
-    manifest, target = read_manifest(folder), workdir / contents.path
+    manifest, target = read_manifest(folder), Path(launch.workdir, contents.path)
     if is_same(target, contents, manifest):
         return False
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.parent / f".kgorch-restore-{attempt}"
+    temporary = target.parent / f"{_restore_prefix(launch)}{launch.attempt}"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
@@ -151,6 +151,17 @@ def restore(folder: Path, contents: Contents, workdir: Path, attempt: str) -> bo
     return True
 
 
+def clear_restores(launch: LaunchSpec, pattern: str) -> None:
+    """Remove what killed restores of this run left beside its checkpoints, which it must have claimed.
+
+    Never outside of the plan's folder, where a link in the pattern's path may lead.
+    """
+    root, parent = Path(launch.workdir).resolve(), pattern.rpartition("/")[0]
+    for path in expand(root, str(PurePosixPath(parent, f"{_restore_prefix(launch)}*"))):
+        if (root / path).parent.resolve().is_relative_to(root):
+            shutil.rmtree(root / path, ignore_errors=True)
+
+
 def move_aside(path: Path) -> Path | None:
     """Move a checkpoint out of the program's sight, into a hidden folder beside it; None where there was none. Raises: OSError."""
     if not os.path.lexists(path):
@@ -159,6 +170,11 @@ def move_aside(path: Path) -> Path | None:
     aside.mkdir(exist_ok=True)
     number = next(number for number in range(1 << 30) if not os.path.lexists(aside / f"{path.name}.{number}"))
     return path.rename(aside / f"{path.name}.{number}")
+
+
+def _restore_prefix(launch: LaunchSpec) -> str:
+    """Of temporary folders in a place that other runs may use, too."""
+    return f".kgorch-restore-{launch.run_id}-"
 
 
 def _copy_file(source: Path, target: Path, most: int) -> FileEntry:

@@ -114,6 +114,7 @@ class CheckpointWatch:
         launch = self._launch
         checkpoint_copy.clear_leftovers(Path(launch.checkpoints))
         claim = self._claim = Claim(launch, claims, self._pattern)
+        checkpoint_copy.clear_restores(launch, self._pattern)
         self._observe()
         if claim.is_new:
             claim.take(item.candidate for item in self._watched.values())
@@ -139,7 +140,7 @@ class CheckpointWatch:
         if not claim.is_new and (saved := self._salvage(claim.handed)):
             self._hand(saved)
             return saved
-        if contents and self.newest and checkpoint_copy.restore(self.newest, contents, self._root, launch.attempt):
+        if contents and self.newest and checkpoint_copy.restore(launch, self.newest, contents):
             self._observe()
         if contents and contents.path in self._watched:
             candidate = self._watched[contents.path].candidate

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import signal
 import time
 import zipfile
 from dataclasses import replace
@@ -580,6 +581,53 @@ def test_a_sparse_file_larger_than_the_disk_is_refused_before_it_is_read(site, m
     watch.finish(is_clean=True)
     assert watch.newest is None
     assert any("no room for" in message.error for message in site.sent if isinstance(message, SaveFailure))
+
+
+def test_what_a_kill_has_left_of_a_restore_is_cleared_by_the_next_attempt(site, monkeypatch):
+    folder = left_by_a_session(site, 500)
+    out = site.root / "work" / "out"
+    shutil.rmtree(out / "checkpoint-500")
+
+    def killed_halfway(folder: Path, contents: object, target: Path) -> None:
+        target.mkdir()
+        (target / "state.json").write_text("{")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with monkeypatch.context() as kill:
+        kill.setattr(checkpoint_copy, "unpack", killed_halfway)
+        if (child := os.fork()) == 0:
+            try:
+                site.watch(folder).begin(site.claims)
+            finally:
+                os._exit(1)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert [path.name[:8] for path in out.iterdir()] == [".kgorch-"]
+    site.launch = replace(site.launch, attempt="1.2")
+    assert site.watch(folder).begin(site.claims) == "out/checkpoint-500"
+    assert [path.name for path in out.iterdir()] == ["checkpoint-500"]
+
+
+def test_of_restores_only_those_of_the_run_in_its_own_folder_are_cleared(site, tmp_path):
+    elsewhere, work = tmp_path / "elsewhere", site.root / "work"
+    (work / "out").mkdir()
+    elsewhere.mkdir()
+    others = [
+        work / "out" / ".kgorch-restore-2-1.1",
+        work / ".kgorch-restore-1-1.1",
+        elsewhere / ".kgorch-restore-1-1.1",
+    ]
+    for path in others:
+        path.mkdir()
+    link = work / "out" / ".kgorch-restore-1-1.0"
+    link.symlink_to(elsewhere)
+    (work / "linked").symlink_to(elsewhere)
+    for pattern in (PATTERN, "linked/checkpoint-*"):
+        watch = site.watch(pattern=pattern)
+        watch.begin(site.claims)
+        watch.close()
+    assert all(path.is_dir() for path in [*others, link])
+    site.watch(pattern="checkpoint-*").begin(site.claims)
+    assert [path.exists() for path in others] == [True, False, True]
 
 
 def test_a_copy_that_a_kill_has_left_is_cleared(site):
