@@ -38,7 +38,7 @@ class ProgramFindings:
     """What was found.
 
     Attributes:
-        library: that trains: "transformers", "lightning", "accelerate", "torch" or "".
+        library: that trains: "transformers", "lightning", "accelerate", "torch", "kgorch" for a script that calls attach(), or "".
         flags: how the program takes its flags.
         launcher: that suits the library.
         checkpoint: the place of its checkpoints; empty where none was found.
@@ -72,7 +72,7 @@ def inspect(source: str, words: Sequence[str]) -> ProgramFindings:
     tree = ast.parse(source)
     modules = _modules(tree)
     names = _Names(tree, words)
-    found = ProgramFindings(library=_library(modules), flags=_style(source, modules, words))
+    found = ProgramFindings(library=_library(modules, tree), flags=_style(source, modules, words))
     found.launcher = _launcher(found.library, modules, source)
     found.stop = next((name for name in ("SIGTERM", "SIGUSR1", "SIGINT") if f"signal.{name}" in source), "")
     found.step, found.loss = _printed(tree)
@@ -191,12 +191,15 @@ def _modules(tree: ast.Module) -> set[str]:
     return found
 
 
-def _library(modules: set[str]) -> str:
+def _library(modules: set[str], tree: ast.Module) -> str:
+    called = {_called(node) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    if "kgorch" in modules and "attach" in called:
+        return "kgorch"
     if "transformers" in modules and modules & {"Trainer", "Seq2SeqTrainer"}:
         return "transformers"
     if "trl" in modules:  # whose Trainers are descendants
         return "transformers"
-    if modules & {"lightning", "pytorch_lightning"}:
+    if modules & {"lightning", "pytorch_lightning"} and not ("Fabric" in called and "Trainer" not in called):
         return "lightning"
     return "accelerate" if "accelerate" in modules else "torch" if "torch" in modules else ""
 
@@ -230,7 +233,9 @@ def _find_checkpoint(tree: ast.Module, names: _Names, found: ProgramFindings) ->
             return
     for path in saved:
         folder = path.rpartition("/")[0]
-        if "*" in folder.rpartition("/")[2].replace("**", "*").strip("*") + "*" and re.search(r"[\w]\*|\*[\w]", folder):
+        if "*" in folder.rpartition("/")[2].replace("**", "*").strip("*") + "*" and re.search(
+            r"[^/*]\*|\*[^/*]", folder
+        ):
             found.checkpoint = folder  # a folder a checkpoint
             return
     if final := next((new for old, new in renamed.items() if old.startswith(new) and new), None):
@@ -396,11 +401,14 @@ def _called(call: ast.Call) -> str:
 
 
 def is_carried(found: ProgramFindings) -> bool:
-    """Whether the program needs no [stage.foreign], because its library's Trainer is carried (worker/integrations).
+    """Whether the program needs no [stage.foreign], because it calls attach() or its library's Trainer is carried
+    (worker/integrations).
 
     A loop around Accelerate that can continue by itself does so more exactly than from outside: its plain variables come back.
     """
-    return found.library in ("transformers", "lightning") or (found.library == "accelerate" and not found.again)
+    return found.library in ("transformers", "lightning", "kgorch") or (
+        found.library == "accelerate" and not found.again
+    )
 
 
 def plan_text(entry: str, words: Sequence[str], found: ProgramFindings, *, is_foreign: bool = True) -> str:
@@ -420,6 +428,8 @@ def plan_text(entry: str, words: Sequence[str], found: ProgramFindings, *, is_fo
     if words:
         lines.append(f"argv = {_quoted(list(words))}")
     lines.append(f'flags = "{found.flags}"                # how args = {{ … }} become flags')
+    if found.library == "kgorch" and not is_foreign:
+        return "\n".join(lines) + "\n"
     if not is_foreign:
         lines.append(
             'integration = "auto"' + _remark(f"it trains with {found.library}, whose Trainer is carried as it is")

@@ -97,6 +97,8 @@ def test_what_a_library_does_by_itself_is_known(source, words, launcher, checkpo
         (LIGHTNING, True),
         ("from trl import SFTTrainer\n", True),
         ("from accelerate import Accelerator\n", True),
+        ("from lightning.fabric import Fabric\nimport lightning as L\nL.Trainer()\nFabric()\n", True),
+        ("from lightning.fabric import Fabric\nFabric().launch()\n", False),
         (ACCELERATE, False),
         (EPOCHS, False),
     ],
@@ -106,6 +108,26 @@ def test_a_known_trainer_is_carried_and_its_plan_has_no_foreign_section(source, 
     assert is_carried(found) is carried
     stage = parse(plan_text("train.py", ["--epochs", "3"], found, is_foreign=not carried), "plan.toml").stage[0]
     assert (stage.foreign is None) is carried and stage.argv == ["--epochs", "3"] and stage.integration == "auto"
+
+
+def test_a_script_that_calls_attach_gets_a_plan_without_a_foreign_section():
+    found = inspect("from kgorch import attach\nsession = attach()\ntorch.save(net.state_dict(), 'net.pt')\n", [])
+    text = plan_text("train.py", [], found, is_foreign=not is_carried(found))
+    assert is_carried(found) and parse(text, "plan.toml").stage[0].foreign is None and "integration" not in text
+
+
+@pytest.mark.parametrize("shape", ["checkpoint-{step}", "{step}_checkpoint", "step.{step}"])
+def test_a_checkpoint_of_several_files_is_their_folder(shape):
+    """Of a folder whose number follows a hyphen only the first file was taken."""
+    source = f"""
+def save(out, step):
+    d = os.path.join(out, f"{shape}")
+    torch.save(model.state_dict(), os.path.join(d, "pytorch_model.bin"))
+    torch.save(optimizer.state_dict(), os.path.join(d, "optimizer.pt"))
+for step in range(9):
+    save("runs/exp", step)
+"""
+    assert inspect(source, []).checkpoint == "runs/exp/" + shape.replace("{step}", "*")
 
 
 @pytest.mark.parametrize("folder", ["out/", "./out", "out//", ".//out/"])

@@ -259,7 +259,7 @@ class Agent:
 
     def _end_of_stop(self, stop: ProgramStop) -> tuple[RankOutcome, str]:
         took_s = boottime_s() - stop.asked_s
-        has_saved = self._watch is not None and self._watch.taken_s >= stop.asked_s
+        has_saved = self._watch is not None and self._watch.seen_s >= stop.asked_s
         facts = {
             "stage": self._launch.stage,
             "took_s": f"{took_s:.3f}",

@@ -73,7 +73,7 @@ class CheckpointWatch:
         step: of the checkpoint that was taken or handed back last; -1 for none.
         newest: its folder among the run's checkpoints; None for none.
         written_ns: when the newest file of what was taken was written (Unix time, nanoseconds); older ones are not taken.
-        taken_s: instant at which the copy of it was begun; 0 for one that was handed back.
+        seen_s: instant at which what was taken was first seen as it is; 0 for what was handed back.
         copy_s: the longest time that a copy took, seconds.
         skipped_errno: number of the system's error for which `finish` could not copy the newest one; 0 for none.
         taken: what was copied, the last MAX_TAKEN of it.
@@ -95,11 +95,13 @@ class CheckpointWatch:
         self._failures: dict[str, int] = {}  # by signature
         self._reported: set[str] = set()
         self._handed = Handed()
-        self._examined: dict[str, tuple[Wholeness, str]] = {}  # by signature
+        self._examined: dict[
+            tuple[str, frozenset[str]], tuple[Wholeness, str]
+        ] = {}  # by signature and what it is compared with
         self._labels = CheckpointLabels(launch, send)
         self._next_look_s = 0.0
         self._copying: threading.Thread | None = None
-        self.step, self.taken_s, self.copy_s, self.skipped_errno = -1, 0.0, 0.0, 0
+        self.step, self.seen_s, self.copy_s, self.skipped_errno = -1, 0.0, 0.0, 0
         self.newest: Path | None = None
         self.taken: deque[Taken] = deque(maxlen=MAX_TAKEN)
 
@@ -168,7 +170,7 @@ class CheckpointWatch:
                 aside = checkpoint_copy.move_aside(self._root / candidate.path)
                 self._skip(candidate, f"{why}; it is now {aside}")
             elif not self._copy(candidate):
-                self.taken_s = 0.0
+                self.seen_s = 0.0
                 return candidate.path
         return ""
 
@@ -290,11 +292,18 @@ class CheckpointWatch:
         )
 
     def _wholeness_of(self, candidate: ForeignCandidate) -> Wholeness:
-        if candidate.signature not in self._examined:
+        key = candidate.signature, self._files_beside(candidate)
+        if key not in self._examined:
             signatures = {item.candidate.signature for item in self._watched.values()}
-            self._examined = {key: value for key, value in self._examined.items() if key in signatures}
-            self._examined[candidate.signature] = self._examine(candidate)
-        return self._examined[candidate.signature][0]
+            self._examined = {other: value for other, value in self._examined.items() if other[0] in signatures}
+            self._examined[key] = self._examine(candidate)
+        return self._examined[key][0]
+
+    def _files_beside(self, candidate: ForeignCandidate) -> frozenset[str]:
+        """Those of another checkpoint that lies there, of the one that has the most."""
+        others = (item.candidate for item in self._watched.values() if item.candidate.path != candidate.path)
+        files = [frozenset(item.files) for item in others if item.is_folder and not item.problem]
+        return max(files, key=len, default=frozenset())
 
     def _examine(self, candidate: ForeignCandidate) -> tuple[Wholeness, str]:
         """What its files say, and why it is not certain that the program had completed this one; empty where it is."""
@@ -310,7 +319,9 @@ class CheckpointWatch:
         if unknown := [name for name, whole in proofs.items() if whole is None]:
             return Wholeness.UNKNOWN, f"{unknown[0]!r:.200} was {ended} nothing proves it whole"
         if candidate.is_folder and not self._earlier_files:
-            return Wholeness.UNKNOWN, f"it was {ended} there is no earlier one to compare its files with"
+            beside = self._files_beside(candidate)
+            if not beside or foreign_checkpoint.lacks_files(candidate, beside):
+                return Wholeness.UNKNOWN, f"it was {ended} there is no whole one to compare its files with"
         return Wholeness.WHOLE, ""
 
     def _anew(self, candidate: ForeignCandidate, handed: Handed) -> str:
@@ -360,7 +371,8 @@ class CheckpointWatch:
             self._send(SaveFailure(launch.attempt, -1, step, f"{candidate.path} could not be copied: {error}"))
             return error
         took_s = time.monotonic() - began_s
-        self.step, self.newest, self.taken_s = step, folder, taken_s
+        watched = self._watched.get(candidate.path)
+        self.step, self.newest, self.seen_s = step, folder, watched.since_s if watched else taken_s
         self._handed = Handed()
         self._labels.add(step, folder, own, since_ns)
         self.copy_s = max(self.copy_s, took_s)

@@ -8,6 +8,7 @@ skips nothing itself. A step begins at `on_step_begin`: then the step before it 
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import json
@@ -57,6 +58,7 @@ class TrainerParts:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
+        self._arguments = {id(item): _arguments_of(item) for item in self._stateful_callbacks()}
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
@@ -66,7 +68,7 @@ class TrainerParts:
             "sums": {name: getattr(trainer, name) for name in self.SUMS if hasattr(trainer, name)},
             "loss": loss.clone() if isinstance(loss, torch.Tensor) else None,
             "metrics": self._collected(),
-            "callbacks": [[type(item).__name__, item.state()["attributes"]] for item in self._stateful_callbacks()],
+            "callbacks": [[type(item).__name__, self._state_of(item)] for item in self._stateful_callbacks()],
         }
 
     def _collected(self) -> dict[str, dict[str, list[Any]]]:
@@ -94,8 +96,21 @@ class TrainerParts:
             found = next((entry for entry in left if entry[0] == type(callback).__name__), None)
             if found:
                 left.remove(found)
-                for name in callback.state()["attributes"].keys() & found[1].keys():
+                for name in (_arguments_of(callback) | callback.state()["attributes"]).keys() & found[1].keys():
                     setattr(callback, name, found[1][name])
+
+    def _state_of(self, callback: Any) -> dict[str, Any]:
+        """Its attributes, and those of its arguments that have moved: the others are the script's to change."""
+        begun = self._arguments.get(id(callback), {})
+        moved = {name: value for name, value in _arguments_of(callback).items() if begun.get(name, value) != value}
+        attributes: dict[str, Any] = callback.state()["attributes"]
+        return moved | attributes
+
+
+def _arguments_of(callback: Any) -> dict[str, Any]:
+    """Those that it keeps under their names, of what the Trainer would make it of again."""
+    arguments = {name: value for name, value in callback.state().get("args", {}).items() if hasattr(callback, name)}
+    return copy.deepcopy(arguments)
 
 
 class TrainerLoader(FollowedLoader):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import shutil
@@ -24,6 +25,7 @@ from kgorch.errors import CheckpointBroken, KgorchError
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.protocol.messages import JournalEntry
 from kgorch.protocol.snapshot_messages import CheckpointWritten, SaveFailure
+from kgorch.system.clock import boottime_s
 from kgorch.worker.foreign import checkpoint_copy, checkpoint_watch
 from kgorch.worker.foreign.checkpoint_watch import CheckpointWatch, ProgramPosition
 
@@ -123,6 +125,59 @@ def competes_by(folder: Path, name: str) -> float | None:
     """The metric that was measured on the weights of a checkpoint, as core/checkpoint/retention.py sees it."""
     manifest = read_manifest(folder)
     return manifest.metrics[name] if manifest.measured.get(name) == manifest.step else None
+
+
+def proven() -> bytes:
+    """A file whose format proves it whole."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as made:
+        made.writestr("data", "weights")
+    return file.getvalue()
+
+
+def test_folders_that_are_written_more_often_than_they_settle_prove_each_other_whole(site):
+    """None was ever taken: of the first one nothing says which files it has to have."""
+    site.launch.foreign["settled_s"] = 600.0
+    watch = site.watch()
+    watch.begin(site.claims)
+    site.save("checkpoint-40", content=proven())
+    for _ in range(3):
+        watch.look(now=True)
+        time.sleep(0.6)
+    assert watch.step == -1
+    begun = site.root / "work" / "out" / "checkpoint-80"
+    begun.mkdir()
+    (begun / "state.json").write_text("{}")
+    assert taken(watch, 40)
+    site.save("checkpoint-80", content=proven())
+    assert taken(watch, 80)
+
+
+def test_what_had_been_written_before_a_stop_was_not_saved_by_it_though_it_is_copied_later(site):
+    """`kgorch check` said that a wall would lose nothing."""
+    watch = site.watch()
+    watch.begin(site.claims)
+    site.save("checkpoint-40")
+    watch.look(now=True)
+    asked_s = boottime_s()
+    assert taken(watch, 40) and 0 < watch.seen_s < asked_s
+    site.save("checkpoint-80")
+    assert taken(watch, 80) and watch.seen_s > asked_s
+
+
+def test_after_a_kill_the_newest_folder_is_taken_that_has_all_files_of_another_one(site):
+    watch = site.watch()
+    watch.begin(site.claims)
+    for step in (40, 80):
+        site.save(f"checkpoint-{step}", content=proven())
+    begun = site.root / "work" / "out" / "checkpoint-120"
+    begun.mkdir()
+    (begun / "state.json").write_text("{}")
+    os.utime(begun / "state.json", (time.time() + 5,) * 2)
+    watch.close()
+    watch = site.watch()
+    assert watch.begin(site.claims) == "out/checkpoint-80"
+    assert list(site.skipped()) == ["out/checkpoint-120"]
 
 
 def test_a_metric_that_is_printed_after_the_copy_is_that_of_the_checkpoint_at_its_step(site):

@@ -133,6 +133,32 @@ def test_early_stopping_of_transformers_counts_over_sessions(transformers, carri
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_a_callback_of_transformers_that_keeps_its_state_in_its_arguments_gets_it_back(transformers, carried):
+    """One that has not moved is the script's: its value may be another in a later session."""
+
+    class Counter(transformers.TrainerCallback, transformers.trainer_callback.ExportableState):
+        def __init__(self, seen=0, limit=0):
+            self.seen, self.limit, self.logs = seen, limit, 0
+
+        def on_step_end(self, *_, **__):
+            self.seen += 1
+            self.logs += 2
+
+        def state(self):
+            return {"args": {"seen": self.seen, "limit": self.limit}, "attributes": {"logs": self.logs}}
+
+    limits = iter((5, 5, 7))
+
+    def script():
+        counter = Counter(limit=next(limits))
+        transformers_trainer_of(transformers, Line(), callbacks=[counter]).train()
+        return counter.seen, counter.logs, counter.limit
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at=8)
+    assert whole[1] == (18, 36, 5) and resumed[1] == (18, 36, 7)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_loader_that_a_trainer_of_transformers_makes_itself_is_followed(transformers, carried):
     class Own(transformers.Trainer):
         def get_train_dataloader(self):
