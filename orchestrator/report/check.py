@@ -394,7 +394,12 @@ def _saving_lines(name: str, probe: StageProbe, *, is_alone: bool) -> Iterator[C
     """A stage without attach() cannot be saved. Beside a stage that trains, one that only prepares data needs no saves."""
     if not probe.measurements:
         text = f"{probe.stage.entry} ran to its end and never called kgorch.attach(): nothing of it can be saved"
-        yield CheckLine(name, FAIL if is_alone else WARN, text, "call it around the training (docs/your-training.md)")
+        yield CheckLine(
+            name,
+            FAIL if is_alone else WARN,
+            text,
+            "call it around the training (docs/your-training.md), or kgorch adopt",
+        )
 
 
 def keep(home: Path, plan: Plan, workdir: Path, view: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
-from kgorch.core.codes import EventKind
+from kgorch.core.codes import EventKind, Phase
 from kgorch.db import checkpoints, rungs, sessions
 from kgorch.db.rows import CheckpointInfo, RunInfo, SessionInfo
 from kgorch.report import save_advice
@@ -19,6 +19,7 @@ from kgorch.report import save_advice
 def of_run(engine: Engine, run: RunInfo, row: SessionInfo | None, newest: CheckpointInfo | None) -> Iterator[str]:
     """Args: row: the newest session. newest: the newest verified checkpoint."""
     if row:
+        yield from _nothing_saved(engine, run, row)
         yield from _failed_launch(engine, run, row)
         yield from _failed_saves(engine, run, row)
         yield from _dropped_metrics(engine, run, row)
@@ -31,6 +32,18 @@ def of_run(engine: Engine, run: RunInfo, row: SessionInfo | None, newest: Checkp
     yield from _health_remedies(engine, run)
     if row:
         yield from _mirror(engine, run, row, newest)
+
+
+def _nothing_saved(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:
+    """Of a script that takes no part in the saves. A stage that trains nothing need not: of one that is done it is not said."""
+    unsaved = (EventKind.NOT_ATTACHED, EventKind.NEVER_ATTACHED, EventKind.TRACKS_NOTHING)
+    done = (EventKind.ATTACHED, EventKind.CHECKPOINT_VERIFIED, EventKind.STAGE_FINISHED, EventKind.RUN_FINISHED)
+    last = sessions.newest_event(engine, run.id, (*unsaved, *done), session_id=row.id)
+    if last and last.kind in unsaved and row.phase is not Phase.FINISHED:
+        yield (
+            f"{last.facts.get('stage')} is not saved: {last.facts.get('what')}; docs/your-training.md says what to add, and"
+            " `kgorch adopt` writes a plan for a program as it is"
+        )
 
 
 def _partly_loaded_weights(engine: Engine, run: RunInfo) -> Iterator[str]:

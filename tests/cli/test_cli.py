@@ -22,7 +22,7 @@ from sqlalchemy.exc import OperationalError
 from kgorch.admission import fleet_member
 from kgorch.cli import cli
 from kgorch.cli.commands import VERBS
-from kgorch.cli.display import plot, render
+from kgorch.cli.display import plot, render, status_rows
 from kgorch.core.codes import Phase, Reason
 from kgorch.core.metrics import metric_curve
 from kgorch.core.metrics.metric_curve import Record, Value
@@ -151,6 +151,32 @@ def test_status_tells_how_far_headers_are_read_until_the_training_attaches(kgorc
     assert "headers: 4000 of 10000, 90 s left" in kgorch.status()["notices"]
     sessions.record(engine, run.id, row.id, kind="attached", phase="training", facts={}, stage="train")
     assert not [line for line in kgorch.status()["notices"] if "headers" in line]
+
+
+@pytest.mark.parametrize(
+    ("phase", "shown"), [("finished", "finished"), ("cut_off", "cut off: the session's time limit")]
+)
+def test_a_run_that_finished_at_its_wall_has_no_reason_beside_it(phase, shown):
+    view = {"session": None, "phase": phase, "why": "the session's time limit"}
+    assert status_rows._phase(view) == shown
+
+
+def test_status_says_that_a_script_is_not_saved_until_it_attaches_and_of_no_stage_that_is_done(kgorch, engine, run):
+    """`start` said it once, and `status` showed "none yet"."""
+    row = sessions.last(engine, run.id)
+    facts = {"stage": "train", "what": "it has not called kgorch.attach()"}
+
+    def notices():
+        return [line for line in kgorch.status()["notices"] if "train is not saved: it has not called" in line]
+
+    sessions.add_event(engine, run.id, "not_attached", facts, row.id)
+    assert notices() and "kgorch adopt" in notices()[0]
+    sessions.record(engine, run.id, row.id, kind="attached", phase="training", facts={}, stage="train")
+    assert not notices()
+    sessions.add_event(engine, run.id, "tracks_nothing", facts, row.id)
+    assert notices()
+    sessions.add_event(engine, run.id, "stage_finished", {"stage": "train"}, row.id)
+    assert not notices()
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,8 @@ def _phase(view: View) -> str:
     # the database has the phase in which the supervisor died; with no rank alive either, that phase is over
     if session and not session["ended_at"] and not session["training_alive"]:
         return "ended without a supervisor"
-    return render.words(view["phase"]) + (f": {view['why']}" if view["why"] else "")
+    # a session that finished as its time was over had a reason to end, too
+    return render.words(view["phase"]) + (f": {view['why']}" if view["why"] and view["phase"] != "finished" else "")
 
 
 def _stage(item: View, current: str) -> str:
