@@ -148,32 +148,45 @@ def _numbers_now() -> list[tuple[str, object, dict[str, Number]]]:
         begin, outer = len(owners), owners[begin:]
         for path, _, values in outer:
             for name, value in values.items():
-                inner = _variables(value) if _is_name(name) else None
+                kind: Any = type(value)
+                if not _is_looked_into(kind) or not _is_name(name):
+                    continue
+                inner = _variables(value)
                 if inner is not None and id(inner) not in seen and len(seen) < MOST_OBJECTS:
                     seen.add(id(inner))
                     owners.append((f"{path} {name}", value, inner.copy()))
     result, left = [], MOST
     for path, owner, values in owners:
-        numbers = [(name, value) for name, value in values.items() if _is_name(name) and _is_number(value)]
+        kinds: list[Any] = [type(value) for value in values.values()]
+        numbers = [
+            (name, value)
+            for kind, (name, value) in zip(kinds, values.items(), strict=True)
+            if _may_be_number(kind) and _is_name(name) and _is_number(value)
+        ]
         result.append((path, owner, dict(numbers[max(0, len(numbers) - left) :])))
         left -= len(result[-1][2])
     return result
 
 
 def _variables(value: Any) -> dict[str, Any] | None:
-    """Those of a dict, a namespace, or an object of the script's own class; None for anything else."""
-    kind = type(value)
-    found: Any = value if kind in DICTS else None
-    if found is None and _is_looked_into(kind):  # type: ignore[arg-type]
-        with contextlib.suppress(AttributeError):  # it has slots
+    """Those of a dict, a namespace, or an object of the script's own class; None for one with slots, and a large one."""
+    found: Any = value if type(value) in DICTS else None
+    if found is None:
+        with contextlib.suppress(AttributeError):
             found = object.__getattribute__(value, "__dict__")
     return found if type(found) in DICTS and len(found) <= MOST else None
 
 
 @functools.lru_cache(maxsize=1024)
-def _is_looked_into(kind: type[Any]) -> bool:
+def _is_looked_into(kind: Any) -> bool:
+    """Whether objects of a type may hold numbers of the script."""
     is_own = issubclass(kind, types.SimpleNamespace | argparse.Namespace) or is_own_class(kind)
-    return is_own and not issubclass(kind, (nn.Module, type, types.ModuleType))
+    return kind in DICTS or (is_own and not issubclass(kind, (nn.Module, type, types.ModuleType)))
+
+
+@functools.lru_cache(maxsize=1024)
+def _may_be_number(kind: Any) -> bool:
+    return kind in (int, float, type(None)) or issubclass(kind, np.generic)
 
 
 def _is_name(name: Any) -> bool:
