@@ -317,6 +317,9 @@ def _stage_lines(
         if probe.stage.foreign:
             for is_good, text, do in foreign_probe.describe(figures["foreign"]):
                 yield CheckLine(name, PASS if is_good else WARN, text, do)
+            if (best := plan.checkpoint.keep.best) and not ((step := probe.stage.foreign.step) and step.log):
+                text = f"keep.best: no checkpoint can be the best by {best}, for nothing says at which step a value was printed"
+                yield CheckLine(name, WARN, text, "stage.foreign.step = { log = 'step (\\d+)' }")
             continue
         yield from _saving_lines(name, probe, is_alone=not any(other.measurements for other in probes))
         if not figures.get("trials"):

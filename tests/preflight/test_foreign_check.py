@@ -31,5 +31,10 @@ def test_steps_checkpoints_the_stop_and_the_loss_at_a_wall_are_told(kgorch):
 def test_a_program_that_ends_is_said_to_have_ended_and_one_that_saves_nothing_is_warned_of(kgorch):
     _, said = checked(kgorch, shell_plan("echo step 1; mkdir -p state; echo 1 > state/state.json"))
     assert said[0].startswith("it ran to its end in") and len(said) == 2
+    without = shell_plan("mkdir -p state; echo 1 > state/state.json")
+    without.extra = "[checkpoint]\nkeep = { best = 'loss:min' }"
+    del without.foreign["step"]
+    _, said = checked(kgorch, without)
+    assert said[-1].startswith("keep.best: no checkpoint can be the best by loss:min")
     view, said = checked(kgorch, shell_plan("exit 0"), code=20)
     assert view["verdict"] == "does_not_run" and "left no complete checkpoint" in view["why"] and said == []
