@@ -371,8 +371,8 @@ class Session(StepComputation):
     def steps(self, loader: Iterable[Any], epochs: int | None = None) -> Iterator[Any]:
         """The batches that are still to do, of this epoch or, given `epochs`, of all of them; each is one optimizer step.
 
-        The length of what it returns is that of the whole epoch, or of all of them; an `enumerate` around it counts on after a
-        resume, unless it begins with `session.step`.
+        The length of what it returns is that of the whole epoch, or of all of them; an `enumerate` around it that begins
+        with 0 or 1 counts on after a resume.
 
         `loader` is session.loader()'s or any other iterable. For another one a resume in the middle of an epoch reads again what
         the epoch had used (data/loader_fast_forward.py), and `exactness` says how far that carries.

@@ -132,9 +132,9 @@ class StepLoop:
             read = [share or 1 for share in shares]  # a rank without a share gets a sample of weight 0
             if not self._is_counted:
                 self._is_counted, done = True, at.batch + (len(source) * at.epoch if counts_all else 0)
-                enumerations.count_on(done, but_for={at.step, done} - {0, 1})
+                enumerations.count_on(done, only=(0, 1))  # any other count is one of the script's own, as session.step
             # Inside the loop, because the warm-up needs a batch.
-            if self._point.needs_warmup and state.followed:
+            if self._point.needs_warmup and any(followed.is_of_steps for followed in state.followed.values()):
                 self._pass_over_warm_up("what the script takes from a further loader cannot be taken back")
             elif self._point.needs_warmup:
                 yield from self._warm_up(parts, weights, read)

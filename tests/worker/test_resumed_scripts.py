@@ -252,11 +252,12 @@ def test_an_enumerate_around_the_steps_of_all_epochs_counts_on_over_them():
     assert_exact(script, (1, 5, 6, 7, 17))
 
 
-def test_an_enumerate_that_begins_with_the_scripts_own_step_is_left_alone():
+@pytest.mark.parametrize("offset", [0, 1, 7])
+def test_an_enumerate_that_begins_with_the_scripts_own_step_is_left_alone(offset):
     def script(session):
         net, optimizer = trained(session)
         counted = 0
-        for number, batch in enumerate(session.steps(session.loader(numbers(12), 2), 3), session.step):
+        for number, batch in enumerate(session.steps(session.loader(numbers(12), 2), 3), session.step + offset):
             counted = number
             train(session, net, optimizer, batch)
         return counted
@@ -285,6 +286,9 @@ def test_steps_of_a_loader_without_a_length_have_none():
     def script(session):
         with pytest.raises(TypeError, match="has no len"):
             len(session.steps(iter(())))
+        steps = session.steps(iter(()))
+        assert steps
+        steps.close()
         return list(tqdm.tqdm(session.steps(session.loader(numbers(4), 2), 1), disable=True))
 
     assert len(run(script)[1]) == 2

@@ -29,6 +29,13 @@ class CountedBatches(Iterator[Any]):
     def __next__(self) -> Any:
         return next(self._batches)
 
+    def __bool__(self) -> bool:
+        """As of a generator: also without a length, and with one of 0."""
+        return True
+
+    def close(self) -> None:
+        self._batches.close()
+
     def __len__(self) -> int:
         return self._count()
 
@@ -38,17 +45,17 @@ class CountedBatches(Iterator[Any]):
         return cast(FrameType | None, getattr(self._batches, "gi_frame", None))
 
 
-def count_on(batches: int, but_for: Container[int] = ()) -> None:
+def count_on(batches: int, only: Container[int] | None = None) -> None:
     """Have each `enumerate` around the loader that is asked for a batch count on, after so many batches.
 
     Its count is an integer behind the head of the object; it is written where the object says the same number.
 
     Args:
-        but_for: counts that stay: the script has begun with its own place.
+        only: the counts that do, for with another one the script has begun at a place of its own; None for all.
     """
     for item in _around((enumerate,)) if batches else ():
         place = ctypes.c_ssize_t.from_address(id(item) + object.__basicsize__)
-        if place.value == cast(tuple[Any, int], item.__reduce__()[1])[1] and place.value not in but_for:
+        if place.value == cast(tuple[Any, int], item.__reduce__()[1])[1] and (only is None or place.value in only):
             place.value += batches
 
 

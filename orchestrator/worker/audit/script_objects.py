@@ -119,10 +119,11 @@ def _below(path: str, thing: Any) -> Iterator[tuple[str, Any]]:
 
 def is_own_class(kind: type) -> bool:
     """Whether the script has defined it, and no library."""
-    path = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
-    return kind.__module__ != "builtins" and is_of_script(path, kind.__module__)
+    module = kind.__module__
+    path = getattr(sys.modules.get(module), "__file__", None) if isinstance(module, str) else None
+    return isinstance(module, str) and module != "builtins" and is_of_script(path or "", module)
 
 
 def _is_opened(kind: type) -> bool:
-    is_closed = kind.__module__.partition(".")[0] in ("torch", "builtins", "numpy", "kgorch")
+    is_closed = str(kind.__module__).partition(".")[0] in ("torch", "builtins", "numpy", "kgorch")
     return is_own_class(kind) or (not is_closed and hasattr(kind, "state_dict"))

@@ -40,8 +40,8 @@ from kgorch.worker.session import Session
 from kgorch.worker.wrappers import unwrapped
 
 NOTE = (
-    "Accelerate: numbers in variables of the script's functions, dicts and objects go on; its lists and what else its objects"
-    " hold begin anew in each session"
+    "Accelerate: numbers in variables of the script's functions, dicts and objects go on; its lists, objects with lists that"
+    " change, and all else begin anew in each session"
 )
 
 REPLAY = (

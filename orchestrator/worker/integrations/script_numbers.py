@@ -9,8 +9,6 @@ number, and readings of a clock, which belong to their session.
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import ctypes
 import dis
 import functools
@@ -19,15 +17,15 @@ import itertools
 import sys
 import time
 import types
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter
 from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
 import numpy as np
-from torch import nn
 
-from kgorch.worker.audit.script_objects import frames_of_script, is_own_class, variables_of
+from kgorch.worker.audit.script_objects import frames_of_script, variables_of
+from kgorch.worker.integrations import script_owners
 from kgorch.worker.session import Session
 
 Number = int | float | np.generic | None
@@ -39,13 +37,10 @@ MOST, LONGEST, LARGEST = 300, 64, 1 << 63
 """Limits of a step: numbers of the running functions, the innermost and the newest first; characters of a name; absolute value of
 an integer. What is beyond them begins anew."""
 
-DICTS = (dict, defaultdict, OrderedDict, Counter)
-MOST_OBJECTS, DEEPEST = 100, 3
-"""Limits of a step: objects that are looked into, and how far they are from a variable."""
-
 MOST_EPOCHS = 10_000
 """Epochs that are done and begin with the numbers of the first."""
 
+PLAIN = (int, float, type(None), np.generic)
 NANOSECONDS = 10**9
 
 EARLIER_S = 60.0
@@ -71,6 +66,10 @@ class ScriptNumbers:
         """Of the variables that have moved."""
         self._first: Numbers = {}
         """Where the first epoch that is done began."""
+        self._owners: dict[str, tuple[int, Any]] = {}
+        """Of each object's path the id of what it led to first, and that one's lists as they were seen last."""
+        self._left_alone: set[str] = set()
+        """Paths that have led to different objects, and those of objects with a list that has changed."""
         self._set_back = 0
         self._before: Numbers = {}
         self._clocks: dict[str, set[str]] = {}
@@ -84,10 +83,10 @@ class ScriptNumbers:
         stays. A loop over numbers of its own that does not come to its place so gets them back no more.
         """
         if not self._first:
-            self._first = {function: values for function, _, values in _numbers_now()}
+            self._first = {function: values for function, _, values in self._now()}
             return
         self._set_back += 1
-        for function, owner, now in _numbers_now() if self._set_back < MOST_EPOCHS else ():
+        for function, owner, now in self._now() if self._set_back < MOST_EPOCHS else ():
             given = _given(owner.f_code) if type(owner) is FrameType else ()
             first = self._first.get(function, {}).items()
             _set(owner, now, {name: value for name, value in first if name in now and name not in given})
@@ -95,24 +94,42 @@ class ScriptNumbers:
     def restore(self) -> list[str]:
         """The session goes on. Returns: names of the variables that have got other values than they had."""
         (moved, still), self._saved, names = self._saved, ({}, {}), []
-        for function, owner, now in _numbers_now() if moved or still else ():
+        for function, owner, now in self._now() if moved or still else ():
             first = self._first.get(function)
             changed = {name for name in now if first is not None and _differs(first, name, now[name], is_new=True)}
             values = {name: value for name, value in still.get(function, {}).items() if name in changed}
             path = "" if type(owner) is FrameType else f"{function.split()[-1]}."
             names += [path + name for name in _set(owner, now, values | moved.get(function, {}))]
-        self._before = {function: values for function, _, values in _numbers_now()}  # they are no readings of a clock
+        self._before = {function: values for function, _, values in self._now()}  # they are no readings of a clock
         self._first = {}
         return sorted(names)
+
+    def _now(self) -> list[tuple[str, Any, dict[str, Number]]]:
+        """The running functions, and the objects whose numbers may be given back, by path; the numbers of each."""
+        found = _numbers_now()
+        for path, owner, _ in found:
+            if type(owner) is FrameType or path in self._left_alone:
+                continue
+            buffers = script_owners.buffers(script_owners.variables_of(owner) or {})
+            was, before = self._owners.setdefault(path, (id(owner), buffers))
+            is_changed = any(
+                before[name][0] == mark[0] and before[name] != mark for name, mark in buffers.items() if name in before
+            )
+            if was != id(owner) or is_changed:
+                self._left_alone.add(path)
+            self._owners[path] = was, {**before, **buffers}
+        return [(path, owner, values) for path, owner, values in found if path not in self._left_alone]
 
     def note(self) -> None:
         """A step begins: checkpoints have the numbers of now."""
         moved, still, shown = {}, {}, _clocks()
-        for function, _, values in _numbers_now():
+        for function, owner, values in self._now():
             before, names = self._before.get(function, {}), self._names.setdefault(function, set())
             changed = {name for name, value in values.items() if _differs(before, name, value, is_new=True)}
             names |= changed & before.keys()
             read = {name for name in changed if _is_between(values[name], self._noted, shown)}
+            if type(owner) is not FrameType:  # None that becomes an integer once may be a handle of this process
+                read |= {name for name in changed & before.keys() if before[name] is None and type(values[name]) is int}
             clocks = self._clocks[function] = (self._clocks.get(function, set()) - changed) | read
             self._before[function] = values
             moved[function] = {name: value for name, value in values.items() if name in names - clocks}
@@ -139,54 +156,26 @@ def _numbers_now() -> list[tuple[str, object, dict[str, Number]]]:
         name = frame.f_code.co_qualname
         counts[name] += 1
         functions.append((name if counts[name] == 1 else f"{name} {counts[name]}", frame))  # one that calls itself
-    owners: list[tuple[str, object, dict[str, Any]]] = [
+    owners: list[tuple[str, Any, dict[str, Any]]] = [
         (name, frame, frame.f_globals.copy() if _is_module(frame) else variables_of(frame))
         for name, frame in reversed(functions)
     ]
-    seen, begin = set[int](), 0
-    for _ in range(DEEPEST):
-        begin, outer = len(owners), owners[begin:]
-        for path, _, values in outer:
-            for name, value in values.items():
-                kind: Any = type(value)
-                if not _is_looked_into(kind) or not _is_name(name):
-                    continue
-                inner = _variables(value)
-                if inner is not None and id(inner) not in seen and len(seen) < MOST_OBJECTS:
-                    seen.add(id(inner))
-                    owners.append((f"{path} {name}", value, inner.copy()))
+    roots = [
+        (name, {key: value for key, value in values.items() if key not in _targets(frame.f_code)})
+        for name, frame, values in owners
+    ]
+    owners += script_owners.owners(roots, _is_name)
     result, left = [], MOST
     for path, owner, values in owners:
-        kinds: list[Any] = [type(value) for value in values.values()]
+        kinds = map(type, values.values())
         numbers = [
             (name, value)
             for kind, (name, value) in zip(kinds, values.items(), strict=True)
-            if _may_be_number(kind) and _is_name(name) and _is_number(value)
+            if issubclass(kind, PLAIN) and _is_name(name) and _is_number(value)
         ]
         result.append((path, owner, dict(numbers[max(0, len(numbers) - left) :])))
         left -= len(result[-1][2])
     return result
-
-
-def _variables(value: Any) -> dict[str, Any] | None:
-    """Those of a dict, a namespace, or an object of the script's own class; None for one with slots, and a large one."""
-    found: Any = value if type(value) in DICTS else None
-    if found is None:
-        with contextlib.suppress(AttributeError):
-            found = object.__getattribute__(value, "__dict__")
-    return found if type(found) in DICTS and len(found) <= MOST else None
-
-
-@functools.lru_cache(maxsize=1024)
-def _is_looked_into(kind: Any) -> bool:
-    """Whether objects of a type may hold numbers of the script."""
-    is_own = issubclass(kind, types.SimpleNamespace | argparse.Namespace) or is_own_class(kind)
-    return kind in DICTS or (is_own and not issubclass(kind, (nn.Module, type, types.ModuleType)))
-
-
-@functools.lru_cache(maxsize=1024)
-def _may_be_number(kind: Any) -> bool:
-    return kind in (int, float, type(None)) or issubclass(kind, np.generic)
 
 
 def _is_name(name: Any) -> bool:
@@ -212,7 +201,12 @@ def _is_between(value: Number, earlier: tuple[float, ...], later: tuple[float, .
 @functools.lru_cache(maxsize=256)
 def _given(code: types.CodeType) -> frozenset[str]:
     """The parameters of a function, and the targets of its `for` loops."""
-    names, left = {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]}, 0
+    return _targets(code) | {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]}
+
+
+@functools.lru_cache(maxsize=256)
+def _targets(code: types.CodeType) -> frozenset[str]:
+    names, left = set[str](), 0
     for instruction in dis.get_instructions(code):
         if instruction.opname == "FOR_ITER":
             left = 1
@@ -241,12 +235,13 @@ def _set(owner: object, now: Mapping[str, Number], values: Mapping[str, Number])
         now: the numbers that it has.
     """
     if type(owner) is not FrameType:
-        variables, is_dict = _variables(owner), type(owner) in DICTS
+        variables, is_dict = script_owners.variables_of(owner), type(owner) in script_owners.DICTS
         assert variables is not None
         allowed = {name for name in values if name in now or (is_dict and name not in variables)}
-        changed = {name: values[name] for name in allowed if _differs(now, name, values[name], is_new=True)}
-        dict.update(variables, changed)  # a Counter's own one adds
-        return [*changed]
+        changed = [name for name in sorted(allowed) if _differs(now, name, values[name], is_new=True)]
+        for name in changed:  # a Counter's update adds
+            variables[name] = values[name]
+        return changed
     frame = owner
     others = frame.f_globals.keys() if _is_module(frame) else variables_of(frame).keys()
     new = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections import Counter, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from types import SimpleNamespace
 
 import numpy as np
@@ -491,3 +491,123 @@ def test_no_code_of_an_object_is_run_large_dicts_are_left_alone_and_an_object_ge
     assert moved[path] == {"step": 8} and not any(path.endswith((" large", " slotted")) for path in moved)
     moved[path.replace("counts", "closed")] = {"no such": 7}
     assert accelerated(script, saved=cut.value.saved)[1] == (18, 18, 11, 11, {"step": 0})
+
+
+class Memory:
+    """As a replay memory or a queue of keys: its numbers are places in what begins anew."""
+
+    def __init__(self, kind):
+        self.items = [] if kind == "list" else torch.zeros(64)
+        self.place, self.handle, self.best = 0, None, None
+
+    def push(self, value):
+        if self.handle is None:
+            self.handle = 7  # a file of this process
+        self.best = value if self.best is None else max(self.best, value)
+        if isinstance(self.items, list):
+            self.items.append(value)
+        else:
+            self.items[self.place] = value
+        self.place += 1
+
+
+@pytest.mark.parametrize("kind", ["list", "tensor"])
+def test_an_object_whose_list_begins_anew_begins_anew_as_a_whole(accelerated, kind):
+    """Half of it came back: a place behind the end of its list."""
+
+    def script(accelerator):
+        memory = Memory(kind)
+        model, optimizer, train = prepared(accelerator, 12)
+        for _ in range(3):
+            for batch in train:
+                train_batch(accelerator, model, optimizer, batch)
+                memory.push(1.0)
+        return memory.place, len(memory.items)
+
+    with pytest.raises(Cut) as cut:
+        accelerated(script, 8)
+    assert not any(path.endswith(" memory") for path in cut.value.saved._own["remembered"].get("moved", {}))
+    place, length = accelerated(script, saved=cut.value.saved)[1]
+    assert kind == "tensor" or place == length
+
+
+def test_a_handle_of_an_object_is_not_given_back_and_a_score_is(accelerated):
+    def script(accelerator):
+        log = SimpleNamespace(handle=None, best=None)
+        model, optimizer, train = prepared(accelerator, 12)
+        for _ in range(3):
+            for batch in train:
+                train_batch(accelerator, model, optimizer, batch)
+                log.handle = 7
+                log.best = 0.5
+        return log
+
+    with pytest.raises(Cut) as cut:
+        accelerated(script, 8)
+    remembered = cut.value.saved._own["remembered"]
+    values = [
+        numbers for group in ("moved", "still") for path, numbers in remembered[group].items() if path.endswith(" log")
+    ]
+    assert values == [{"best": 0.5}]
+
+
+def test_numbers_of_one_object_are_never_given_to_another(accelerated):
+    """A name that leads to one record after another: what it was at the first epoch was written into others."""
+
+    def script(accelerator):
+        records = [{"id": number, "label": number * 10} for number in range(6)]
+        model, optimizer, train = prepared(accelerator, 12)
+        for epoch in range(4):
+            for record in records[epoch:] + records[:epoch]:
+                record["seen"] = 1
+            chosen = records[epoch]
+            for batch in train:
+                train_batch(accelerator, model, optimizer, batch)
+        return [(record["id"], record["label"]) for record in records], chosen["id"]
+
+    (_, whole), (_, resumed) = whole_and_resumed(accelerated, script, 21)
+    assert resumed == whole == ([(number, number * 10) for number in range(6)], 3)
+
+
+class Odd(type):
+    """A type that cannot be hashed, and whose module is no text."""
+
+    __hash__ = None
+
+    def __eq__(cls, other):
+        return cls is other
+
+
+class Sampler(torch.utils.data.Sampler):
+    """Its order is that of its own count of epochs."""
+
+    def __init__(self):
+        self.epoch = 0
+
+    def __len__(self):
+        return 12
+
+    def __iter__(self):
+        order = torch.randperm(12, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        self.epoch += 1
+        return iter(order)
+
+
+@pytest.mark.parametrize("cut_at", [2, 5])
+def test_samplers_and_odd_types_are_left_alone_and_an_ordered_dict_gets_its_new_names(accelerated, cut_at):
+    odd = Odd("odd", (), {"__module__": 7})
+
+    def script(accelerator):
+        seen, sampler, thing, sums = [], Sampler(), odd(), OrderedDict()
+        model = nn.Linear(1, 1)
+        loader = DataLoader(numbers(12), 2, sampler=sampler)
+        model, optimizer, train = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 0.1), loader)
+        for _ in range(1):
+            for batch in train:
+                train_batch(accelerator, model, optimizer, batch)
+                seen.append(batch[0].flatten().tolist())
+                sums["total"] = sums.get("total", 0) + 1
+        return seen, list(sums.items()), type(thing).__name__
+
+    (_, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
+    assert resumed[0] == whole[0][cut_at:] and resumed[1:] == whole[1:]

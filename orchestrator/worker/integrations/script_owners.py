@@ -1,0 +1,114 @@
+"""The dicts and objects of its own classes that variables of a script lead to, for script_numbers.py.
+
+No code of theirs is run. Of an object that also holds a list, a set, a tensor or an array that is changed, the numbers are left
+alone: they may be places in it, and it begins anew in each session.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import types
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from kgorch.worker.audit.script_objects import CLOSED, is_own_class
+
+MOST_OBJECTS, DEEPEST = 100, 3
+"""Limits of a step: objects that are looked into, and how far they are from a variable."""
+
+MOST_VARIABLES = 300
+"""A dict or object with more is left alone."""
+
+DICTS = (dict, defaultdict, OrderedDict, Counter)
+BUFFERS = (list, deque, set, np.ndarray, torch.Tensor)
+
+_kinds: dict[int, tuple[type, bool]] = {}
+"""By the type's id: it may have no hash. Whether its objects are looked into."""
+
+MOST_KINDS = 4096
+
+
+class Owner(NamedTuple):
+    """A dict or object.
+
+    Attributes:
+        path: variables that lead to it from a running function, whose name comes first.
+        thing: it.
+        variables: a copy of its dict.
+    """
+
+    path: str
+    thing: Any
+    variables: dict[str, Any]
+
+
+def owners(roots: Iterable[tuple[str, dict[str, Any]]], is_name: Callable[[Any], bool]) -> list[Owner]:
+    """Those that are reached, each once, by its longest path: a short one is often a name for it that comes and goes.
+
+    Args:
+        roots: functions by name, and their variables.
+        is_name: whether a variable of this name is followed.
+    """
+    found: dict[int, Owner] = {}
+    level = list(roots)
+    for _ in range(DEEPEST):
+        level, outer = [], level
+        for path, variables in outer:
+            for name, value in variables.items():
+                if not _is_looked_into(value) or not is_name(name):
+                    continue
+                inner = variables_of(value)
+                if inner is None or (len(found) >= MOST_OBJECTS and id(value) not in found):
+                    continue
+                is_new = id(value) not in found
+                owner = found[id(value)] = Owner(f"{path} {name}", value, inner.copy())
+                if is_new:
+                    level.append((owner.path, owner.variables))
+    return list(found.values())
+
+
+def variables_of(thing: Any) -> dict[str, Any] | None:
+    """Those of a dict or object of `owners`; None for an object with slots, and a large one."""
+    found: Any = thing if type(thing) in DICTS else None
+    if found is None:
+        with contextlib.suppress(AttributeError):
+            found = object.__getattribute__(thing, "__dict__")
+    return found if type(found) in DICTS and len(found) <= MOST_VARIABLES else None
+
+
+def buffers(variables: dict[str, Any]) -> dict[str, tuple[int, Any]]:
+    """The lists, sets, tensors and arrays that are held directly: the id of each, and what a change in place changes of it."""
+    return {name: (id(value), _mark(value)) for name, value in variables.items() if type(value) in BUFFERS}
+
+
+def _mark(value: Any) -> Any:
+    if type(value) is torch.Tensor:
+        return value._version
+    if type(value) is np.ndarray:
+        return value.size, [value.flat[at].tobytes() for at in (0, -1) if value.size]
+    if type(value) is set:
+        return len(value)
+    return len(value), [id(value[at]) for at in (0, -1) if value]
+
+
+def _is_looked_into(value: Any) -> bool:
+    kind = type(value)
+    known = _kinds.get(id(kind))
+    if known is None:
+        if len(_kinds) >= MOST_KINDS:  # a script that makes types without end
+            _kinds.clear()
+        known = _kinds[id(kind)] = kind, _may_own(kind)
+    return known[1]
+
+
+def _may_own(kind: type) -> bool:
+    if any(kind is one for one in DICTS):
+        return True
+    is_own = issubclass(kind, types.SimpleNamespace | argparse.Namespace) or is_own_class(kind)
+    return is_own and not issubclass(kind, (*CLOSED, nn.Module))
