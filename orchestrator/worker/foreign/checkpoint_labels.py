@@ -1,7 +1,8 @@
 """The metrics that were measured on the weights of a foreign program's checkpoints, in the manifests of their copies.
 
 A checkpoint is the best one only by a value that was printed at its own step: before the save, or after the copy, as where the
-evaluation follows the save.
+evaluation follows the save. A program may print a value again and again while it measures: the last one at a step counts, once the
+log has left the step. So a label is written once, for the supervisor verifies the whole checkpoint at each.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ class _Copy(NamedTuple):
     since_ns: int
 
 
+def has_left(history: Sequence[tuple[int, int]], step: int) -> bool:
+    """Whether the log has gone on from a step. Args: history: of ProgramPosition."""
+    return bool(history) and history[-1][1] != step
+
+
 class CheckpointLabels:
     """Of the copies that one start of a program has made, and of the one that it was handed.
 
@@ -44,17 +50,20 @@ class CheckpointLabels:
         """
         self._copies[step] = _Copy(folder, measured, since_ns)
 
-    def update(self, history: Sequence[tuple[int, int]], values: Mapping[int, Mapping[str, float]]) -> None:
+    def update(
+        self, history: Sequence[tuple[int, int]], values: Mapping[int, Mapping[str, float]], *, is_last: bool = False
+    ) -> None:
         """Write what has been measured since into the manifests; the other files stay as they are.
 
         What cannot be written now is written at the next call.
 
         Args:
             history, values: of ProgramPosition.
+            is_last: the program has ended, and prints no more at the step where its log is.
         """
         for step, copy in list(self._copies.items()):
             measured = {**copy.measured, **values.get(step, {})}
-            if measured == copy.measured:
+            if measured == copy.measured or not (is_last or has_left(history, step)):
                 continue
             if any(at_ns > copy.since_ns and logged < step for at_ns, logged in history):
                 del self._copies[step]  # the program has gone back: these are other weights at the same step

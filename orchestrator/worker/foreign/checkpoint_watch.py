@@ -22,7 +22,7 @@ from kgorch.system.clock import boottime_s
 from kgorch.worker.foreign import checkpoint_copy, file_formats
 from kgorch.worker.foreign.candidates import scan
 from kgorch.worker.foreign.checkpoint_copy import ChangedMeanwhile, Described
-from kgorch.worker.foreign.checkpoint_labels import CheckpointLabels
+from kgorch.worker.foreign.checkpoint_labels import CheckpointLabels, has_left
 from kgorch.worker.foreign.claim import Claim
 
 LOOK_S, LOOK_SHARE = 1.0, 0.02
@@ -99,6 +99,7 @@ class CheckpointWatch:
             tuple[str, frozenset[str]], tuple[Wholeness, str]
         ] = {}  # by signature and what it is compared with
         self._labels = CheckpointLabels(launch, send)
+        self._has_ended = False
         self._next_look_s = 0.0
         self._copying: threading.Thread | None = None
         self.step, self.seen_s, self.copy_s, self.skipped_errno = -1, 0.0, 0.0, 0
@@ -183,7 +184,6 @@ class CheckpointWatch:
             self._copying = None
         if self._copying or (now_s < self._next_look_s and not now):
             return
-        self._label()
         self._note_log()
         self._observe()
         self._next_look_s = boottime_s() + max(LOOK_S, (boottime_s() - now_s) / LOOK_SHARE)
@@ -212,7 +212,8 @@ class CheckpointWatch:
         if self._copying:
             self._copying.join()
             self._copying = None
-        self._label()
+        self._has_ended = True
+        self._label(self._position())
         self._note_log()
         self._observe()
         now_s, skipped, is_result = boottime_s(), "", is_clean and not was_stopped
@@ -355,12 +356,16 @@ class CheckpointWatch:
         """Copy a checkpoint and report it. Returns the error where it could not be. Also called in a thread of its own."""
         launch, position, began_s, taken_s = self._launch, self._position(), time.monotonic(), boottime_s()
         since_ns = time.time_ns()
+        self._label(position)
         logged = foreign_checkpoint.logged_at(position.history, candidate.newest_ns)
         step = foreign_checkpoint.step_of(candidate.path, self._pattern, logged=logged, taken=self.step)
         processes = max(1, (launch.foreign or {}).get("processes", 1))
-        own = position.values.get(step, {})
-        # Where it is not known at which step a metric was printed, that is not this one: the checkpoint does not compete by it.
-        measured = {name: position.measured.get(name, max(self.step, 0)) for name in position.metrics}
+        is_done = self._has_ended or has_left(position.history, step)
+        own = position.values.get(step, {}) if is_done else {}
+        # Where it is not known at which step a metric was printed, or not yet its last value at this one, that counts as another
+        # step: the checkpoint does not compete by it.
+        known = {name: at for name, at in position.measured.items() if is_done or at != step}
+        measured = {name: known.get(name, max(self.step, 0)) for name in position.metrics}
         described = Described(step, {**position.metrics, **own}, {**measured, **dict.fromkeys(own, step)}, processes)
         try:
             folder, size = checkpoint_copy.copy_in(launch, candidate, described, lambda: self._is_unchanged(candidate))
@@ -388,10 +393,12 @@ class CheckpointWatch:
         self._send(CheckpointWritten(launch.attempt, str(folder), step, size, 0.0, took_s=took_s))
         return None
 
-    def _label(self) -> None:
-        """Before a further copy is made and reported, at which retention may delete what no metric speaks for."""
-        position = self._position()
-        self._labels.update(position.history, position.values)
+    def _label(self, position: ProgramPosition) -> None:
+        """Before a further copy is made and reported, at which retention may delete what no metric speaks for.
+
+        Not in the main thread while the program runs: a busy disk must not delay a stop.
+        """
+        self._labels.update(position.history, position.values, is_last=self._has_ended)
 
     def _is_unchanged(self, candidate: ForeignCandidate) -> bool:
         found = {other.path: other.signature for other in scan(self._root, self._pattern)}

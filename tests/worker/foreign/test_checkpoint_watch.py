@@ -119,6 +119,13 @@ def printed(site: Site, **steps: tuple[int, float]) -> None:
         metrics[name], measured[name] = value, step
         values[step] = {**values.get(step, {}), name: value}
     site.position = site.position._replace(metrics=metrics, measured=measured, values=values)
+    logged(site, *(step for step, _ in steps.values()))
+
+
+def logged(site: Site, *steps: int) -> None:
+    """Steps that the program's log has come to."""
+    history = [*site.position.history, *((time.time_ns(), step) for step in steps)]
+    site.position = site.position._replace(history=history)
 
 
 def competes_by(folder: Path, name: str) -> float | None:
@@ -210,6 +217,28 @@ def test_a_metric_that_is_printed_before_the_save_or_superseded_before_the_copy_
     assert site.written() == [folder]
 
 
+def test_a_metric_that_is_printed_again_and_again_at_a_step_counts_with_its_last_value_once_the_log_has_left_it(site):
+    site.launch = replace(site.launch, best={"metric": "dice", "highest": True, "value": None})
+    watch = site.watch()
+    watch.begin(site.claims)
+    printed(site, dice=(1000, 0.1))
+    site.save("checkpoint-1000")
+    first = taken(watch, 1000)
+    assert competes_by(first, "dice") is None
+    for value in (0.5, 0.91):
+        printed(site, dice=(1000, value))
+        watch.look(now=True)
+    assert site.written() == [first]
+    logged(site, 1001)
+    site.save("checkpoint-1100")
+    second = taken(watch, 1100)
+    assert competes_by(first, "dice") == 0.91 and site.written() == [first, first, second]
+    printed(site, dice=(1200, 0.7))
+    site.save("checkpoint-1200")
+    watch.finish(is_clean=True)
+    assert competes_by(watch.newest, "dice") == 0.7, "nothing follows"
+
+
 def test_a_checkpoint_does_not_compete_by_a_metric_whose_step_is_not_known(site):
     watch = site.watch()
     watch.begin(site.claims)
@@ -227,13 +256,13 @@ def test_a_metric_of_the_checkpoint_that_was_handed_back_is_added_unless_the_pro
     again.begin(site.claims)
     site.position = site.position._replace(history=[(1, 3), (2, 500)])
     printed(site, dice=(500, 0.9))
-    again.look(now=True)
+    again.finish(is_clean=False)
     again.close()
     assert competes_by(folder, "dice") is None
     site.position = site.position._replace(history=[(1, 500)])
     third = site.watch(folder)
     third.begin(site.claims)
-    third.look(now=True)
+    third.finish(is_clean=False)
     assert competes_by(folder, "dice") == 0.9
 
 
