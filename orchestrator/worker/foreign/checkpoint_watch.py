@@ -61,6 +61,13 @@ class Taken(NamedTuple):
     at_s: float
 
 
+class _Beside(NamedTuple):
+    """Folders that one is compared with: whether the program has written to one of them later, and the files of each."""
+
+    is_followed: bool
+    files: frozenset[tuple[str, ...]]
+
+
 class CheckpointWatch:
     """Of one start of one program.
 
@@ -95,9 +102,7 @@ class CheckpointWatch:
         self._failures: dict[str, int] = {}  # by signature
         self._reported: set[str] = set()
         self._handed = Handed()
-        self._examined: dict[
-            tuple[str, frozenset[str]], tuple[Wholeness, str]
-        ] = {}  # by signature and what it is compared with
+        self._examined: dict[tuple[str, _Beside], tuple[Wholeness, str]] = {}  # by signature
         self._labels = CheckpointLabels(launch, send)
         self._has_ended = False
         self._next_look_s = 0.0
@@ -293,18 +298,26 @@ class CheckpointWatch:
         )
 
     def _wholeness_of(self, candidate: ForeignCandidate) -> Wholeness:
-        key = candidate.signature, self._files_beside(candidate)
+        key = candidate.signature, self._beside(candidate)
         if key not in self._examined:
             signatures = {item.candidate.signature for item in self._watched.values()}
             self._examined = {other: value for other, value in self._examined.items() if other[0] in signatures}
             self._examined[key] = self._examine(candidate)
         return self._examined[key][0]
 
-    def _files_beside(self, candidate: ForeignCandidate) -> frozenset[str]:
-        """Those of another checkpoint that lies there, of the one that has the most."""
-        others = (item.candidate for item in self._watched.values() if item.candidate.path != candidate.path)
-        files = [frozenset(item.files) for item in others if item.is_folder and not item.problem]
-        return max(files, key=len, default=frozenset())
+    def _beside(self, candidate: ForeignCandidate) -> _Beside:
+        """The other folders of this run that lie there, where no earlier checkpoint tells which files one has."""
+        if not candidate.is_folder or self._earlier_files:
+            return _Beside(False, frozenset())
+        before = self._claim.before if self._claim else frozenset[str]()
+        found = (item.candidate for item in self._watched.values())
+        others = [
+            other
+            for other in found
+            if other.path != candidate.path and other.is_folder and not other.problem and other.signature not in before
+        ]
+        is_followed = any(other.newest_ns > candidate.newest_ns for other in others)
+        return _Beside(is_followed, frozenset(other.files for other in others))
 
     def _examine(self, candidate: ForeignCandidate) -> tuple[Wholeness, str]:
         """What its files say, and why it is not certain that the program had completed this one; empty where it is."""
@@ -320,9 +333,12 @@ class CheckpointWatch:
         if unknown := [name for name, whole in proofs.items() if whole is None]:
             return Wholeness.UNKNOWN, f"{unknown[0]!r:.200} was {ended} nothing proves it whole"
         if candidate.is_folder and not self._earlier_files:
-            beside = self._files_beside(candidate)
-            if not beside or foreign_checkpoint.lacks_files(candidate, beside):
+            beside = self._beside(candidate)
+            if not beside.is_followed:
                 return Wholeness.UNKNOWN, f"it was {ended} there is no whole one to compare its files with"
+            lacking = (foreign_checkpoint.lacks_files(candidate, files) for files in beside.files)
+            if missing := next((names for names in lacking if names), []):
+                return Wholeness.UNKNOWN, f"it was {ended} it lacks {missing[0]!r:.200}, which another one has"
         return Wholeness.WHOLE, ""
 
     def _anew(self, candidate: ForeignCandidate, handed: Handed) -> str:

@@ -172,19 +172,45 @@ def test_what_had_been_written_before_a_stop_was_not_saved_by_it_though_it_is_co
     assert taken(watch, 80) and watch.seen_s > asked_s
 
 
-def test_after_a_kill_the_newest_folder_is_taken_that_has_all_files_of_another_one(site):
+def written_at(folder: Path, at_s: float) -> None:
+    for path in folder.rglob("*"):
+        os.utime(path, (at_s, at_s))
+
+
+@pytest.mark.parametrize(
+    ("begun", "taken_path", "skipped"),
+    [
+        (["state.json"], "out/checkpoint-80", ["out/checkpoint-120"]),
+        ([], "out/checkpoint-40", ["out/checkpoint-80"]),
+        (["state.json", "optimizer.json"], "", ["out/checkpoint-120", "out/checkpoint-80", "out/checkpoint-40"]),
+    ],
+)
+def test_after_a_kill_the_newest_folder_is_taken_that_has_all_files_of_another_one(site, begun, taken_path, skipped):
+    """And after which the program has begun another one: the newest may be incomplete, whatever lies beside it."""
     watch = site.watch()
     watch.begin(site.claims)
     for step in (40, 80):
-        site.save(f"checkpoint-{step}", content=proven())
-    begun = site.root / "work" / "out" / "checkpoint-120"
-    begun.mkdir()
-    (begun / "state.json").write_text("{}")
-    os.utime(begun / "state.json", (time.time() + 5,) * 2)
+        written_at(site.save(f"checkpoint-{step}", content=proven()), 1e9 + step)
+    for name in begun:
+        path = site.root / "work" / "out" / "checkpoint-120" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("{}")
     watch.close()
     watch = site.watch()
-    assert watch.begin(site.claims) == "out/checkpoint-80"
-    assert list(site.skipped()) == ["out/checkpoint-120"]
+    assert watch.begin(site.claims) == taken_path
+    assert list(site.skipped()) == skipped
+
+
+def test_what_lay_there_before_the_run_does_not_prove_a_folder_whole(tmp_path):
+    site = Site(tmp_path, settled_s=600.0)
+    written_at(site.save("checkpoint-9", content=proven()), time.time() + 1000)
+    watch = site.watch()
+    watch.begin(site.claims)
+    site.save("checkpoint-10", content=proven())
+    for _ in range(3):
+        watch.look(now=True)
+        time.sleep(0.6)
+    assert watch.step == -1
 
 
 def test_a_metric_that_is_printed_after_the_copy_is_that_of_the_checkpoint_at_its_step(site):
