@@ -170,9 +170,11 @@ class CheckpointWatch:
             handed: to the program of that attempt.
         Returns: the path of the checkpoint that was taken; empty for none.
         """
+        complete = self._claim.complete if self._claim else ""
         for item in self._eligible():
             candidate = item.candidate
-            if why := self._examine(candidate)[1] or self._anew(candidate, handed):
+            is_result = candidate.signature == complete
+            if not is_result and (why := self._examine(candidate)[1] or self._anew(candidate, handed)):
                 aside = checkpoint_copy.move_aside(self._root / candidate.path)
                 self._skip(candidate, f"{why}; it is now {aside}")
             elif not self._copy(candidate):
@@ -249,6 +251,7 @@ class CheckpointWatch:
 
     def _copy_result(self, candidate: ForeignCandidate) -> OSError | KgorchError | None:
         """Copy the result of the training. Where the disk is full, wait for room: there is nothing else to do."""
+        self._note_complete(candidate)
         error = self._copy(candidate)
         for pause_s in ROOM_PAUSES_S:
             if not isinstance(error, OSError) or error.errno not in UNWRITABLE:
@@ -256,6 +259,11 @@ class CheckpointWatch:
             time.sleep(pause_s)
             error = self._copy(candidate)
         return error
+
+    def _note_complete(self, candidate: ForeignCandidate) -> None:
+        if self._claim:
+            with contextlib.suppress(OSError):
+                self._claim.note_complete(candidate.signature)
 
     def finalize(self) -> int | None:
         """Make the newest checkpoint the final one of its stage, and report it. Returns its step; None where there is none."""

@@ -32,6 +32,7 @@ class Claim:
         is_new: another run was there last, or none.
         taken_ns: time of the newest checkpoint that was copied from there; 0 for none.
         handed: what the program that ran there last was handed.
+        complete: signature of the checkpoint that it had left when it ended by itself; empty for none.
     """
 
     def __init__(self, launch: LaunchSpec, folder: Path, pattern: str) -> None:
@@ -59,10 +60,12 @@ class Claim:
         self.before = frozenset[str]() if self.is_new else frozenset(map(str, before or ()))
         self.taken_ns: int = 0 if self.is_new else (taken_ns or 0)
         self.handed = Handed() if self.is_new else _handed(document.get("handed"))
+        self.complete = "" if self.is_new else str(document.get("complete", ""))
 
     def take(self, found: Iterable[ForeignCandidate]) -> None:
         """Make the place this run's, whatever lies there being another's. Raises: OSError."""
         self.before, self.taken_ns, self.handed = frozenset(candidate.signature for candidate in found), 0, Handed()
+        self.complete = ""
         self._write()
 
     def note_taken(self, newest_ns: int, handed: Handed) -> None:
@@ -70,12 +73,17 @@ class Claim:
         self.taken_ns, self.handed = max(self.taken_ns, newest_ns), handed
         self._write()
 
+    def note_complete(self, signature: str) -> None:
+        """Remember the result of a program that has ended by itself, should it not be copied now. Raises: OSError."""
+        self.complete = signature
+        self._write()
+
     def release(self) -> None:
         """Give the place up; what is remembered of it stays."""
         os.close(self._lock)
 
     def _write(self) -> None:
-        known = {"taken_ns": self.taken_ns, "handed": self.handed._asdict()}
+        known = {"taken_ns": self.taken_ns, "handed": self.handed._asdict(), "complete": self.complete}
         document = self._owner | {"before": sorted(self.before)[:MAX_CANDIDATES]} | known
         files.write(self._path, json.dumps(document).encode())
 

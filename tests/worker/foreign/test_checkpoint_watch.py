@@ -28,6 +28,7 @@ from kgorch.protocol.snapshot_messages import CheckpointWritten, SaveFailure
 from kgorch.system.clock import boottime_s
 from kgorch.worker.foreign import checkpoint_copy, checkpoint_watch
 from kgorch.worker.foreign.checkpoint_watch import CheckpointWatch, ProgramPosition
+from kgorch.worker.foreign.claim import Claim
 
 PATTERN = "out/checkpoint-*"
 
@@ -591,6 +592,35 @@ def test_the_last_checkpoint_waits_for_room_where_the_program_has_ended_by_itsel
     monkeypatch.setattr(checkpoint_watch.time, "sleep", room_is_made)
     assert "no room" in watch.finish(is_clean=True, was_stopped=True), "a stop does not wait: the wall is near"
     assert watch.finish(is_clean=True) == "" and watch.step == 100
+
+
+def test_a_result_that_found_no_room_is_taken_at_the_next_start_though_nothing_proves_it_whole(
+    site, full_disk, monkeypatch
+):
+    watch = site.watch()
+    watch.begin(site.claims)
+    site.save("checkpoint-90")
+    site.save("checkpoint-100", content=b"result")
+    assert "no room" in watch.finish(is_clean=True)
+    watch.close()
+    monkeypatch.setattr(checkpoint_copy, "SPARE_BYTES", 0)
+    again = site.watch()
+    assert again.begin(site.claims) == "out/checkpoint-100" and again.step == 100
+    site.save("checkpoint-110")
+    again.close()
+    third = site.watch(again.newest)
+    assert third.begin(site.claims) == "out/checkpoint-100" and list(site.skipped())[-1] == "out/checkpoint-110"
+
+
+def test_a_claim_of_an_earlier_version_is_read(site):
+    left_by_a_session(site, 1)
+    [path] = site.claims.glob("*.json")
+    document = json.loads(path.read_text())
+    assert document.pop("complete") == ""
+    path.write_text(json.dumps(document))
+    claim = Claim(site.launch, site.claims, PATTERN)
+    assert not claim.is_new and claim.taken_ns and claim.complete == ""
+    claim.release()
 
 
 def test_the_last_checkpoint_with_a_link_in_it_does_not_make_an_earlier_one_the_result(site):
