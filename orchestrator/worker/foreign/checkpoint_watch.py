@@ -35,6 +35,9 @@ TRIES = 3
 ROOM_PAUSES_S = (1.0, 2.0, 4.0, 8.0)
 """Seconds between two tries to copy the last checkpoint on a full disk, as in worker/save_coordinator.py."""
 
+ROOM_S = sum(ROOM_PAUSES_S)
+"""Seconds after the beginning of the first try in which a further one may begin: a large copy takes minutes."""
+
 
 class ProgramPosition(NamedTuple):
     """Where the program is, as far as its output says.
@@ -250,13 +253,26 @@ class CheckpointWatch:
         return why if wholeness is Wholeness.TORN or not (is_clean or is_in_time) else ""
 
     def _copy_result(self, candidate: ForeignCandidate) -> OSError | KgorchError | None:
-        """Copy the result of the training. Where the disk is full, wait for room: there is nothing else to do."""
+        """Copy the result of the training. Where the disk is full, wait for room: there is nothing else to do.
+
+        One that was changed meanwhile is copied as it is then.
+        """
+        until_s = boottime_s() + ROOM_S
         self._note_complete(candidate)
         error = self._copy(candidate)
         for pause_s in ROOM_PAUSES_S:
-            if not isinstance(error, OSError) or error.errno not in UNWRITABLE:
+            is_changed, left_s = isinstance(error, ChangedMeanwhile), until_s - boottime_s()
+            is_full = isinstance(error, OSError) and error.errno in UNWRITABLE
+            if not (is_full or is_changed) or left_s <= 0:
                 break
-            time.sleep(pause_s)
+            time.sleep(min(pause_s, left_s))
+            if is_changed:
+                self._observe()
+                item = self._watched.get(candidate.path)
+                if not item or self._why_incomplete(item, boottime_s(), is_clean=True):
+                    break
+                candidate = item.candidate
+                self._note_complete(candidate)
             error = self._copy(candidate)
         return error
 

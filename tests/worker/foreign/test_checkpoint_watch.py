@@ -594,6 +594,34 @@ def test_the_last_checkpoint_waits_for_room_where_the_program_has_ended_by_itsel
     assert watch.finish(is_clean=True) == "" and watch.step == 100
 
 
+def test_no_further_try_is_made_once_the_time_for_them_is_over(site, full_disk, monkeypatch):
+    """The first copy of a large checkpoint may fail after minutes."""
+    monkeypatch.setattr(checkpoint_watch, "ROOM_S", 0.0)
+    watch = site.watch()
+    watch.begin(site.claims)
+    site.save("checkpoint-100")
+    watch.finish(is_clean=True)
+    assert len([message for message in site.sent if isinstance(message, SaveFailure)]) == 1
+
+
+def test_a_result_that_a_process_changes_while_it_is_copied_is_copied_as_it_is_then(site, monkeypatch):
+    def changed_meanwhile(candidate: object) -> bool:
+        if not changes:
+            return is_unchanged(candidate)
+        site.save("checkpoint-100", content=changes.pop())
+        return is_unchanged(candidate)
+
+    monkeypatch.setattr(checkpoint_watch, "ROOM_PAUSES_S", (0.0, 0.0))
+    changes = [b"the final weights"]
+    watch = site.watch()
+    watch.begin(site.claims)
+    site.save("checkpoint-100")
+    is_unchanged = watch._is_unchanged
+    monkeypatch.setattr(watch, "_is_unchanged", changed_meanwhile)
+    assert watch.finish(is_clean=True) == "" and watch.step == 100
+    assert b"the final weights" in [path.read_bytes() for path in watch.newest.iterdir()]
+
+
 def test_a_result_that_found_no_room_is_taken_at_the_next_start_though_nothing_proves_it_whole(
     site, full_disk, monkeypatch
 ):
