@@ -184,12 +184,13 @@ def lacks_files(candidate: ForeignCandidate, earlier: Collection[str]) -> list[s
     """
     if not candidate.is_folder:
         return []
-    here, before = Counter(map(_shape, candidate.files)), Counter(map(_shape, earlier))
+    here, before = Counter(map(shape_of, candidate.files)), Counter(map(shape_of, earlier))
     scarce = {shape for shape, count in before.items() if here[shape] < count}
-    return sorted(name for name in set(earlier) - set(candidate.files) if _shape(name) in scarce)
+    return sorted(name for name in set(earlier) - set(candidate.files) if shape_of(name) in scarce)
 
 
-def _shape(name: str) -> str:
+def shape_of(name: str) -> str:
+    """A name or path without its numbers."""
     return re.sub(r"\d+", "0", name)
 
 

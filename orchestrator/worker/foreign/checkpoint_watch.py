@@ -104,6 +104,7 @@ class CheckpointWatch:
         self._earlier_files: frozenset[str] = frozenset()
         self._failures: dict[str, int] = {}  # by signature
         self._reported: set[str] = set()
+        self._shapes: set[str] = set()  # of the paths of checkpoints that were taken or handed
         self._handed = Handed()
         self._examined: dict[tuple[str, _Beside], tuple[Wholeness, str]] = {}  # by signature
         self._labels = CheckpointLabels(launch, send)
@@ -163,6 +164,7 @@ class CheckpointWatch:
     def _hand(self, path: str) -> None:
         """Remember what the program is handed. Raises: OSError."""
         assert self._claim
+        self._shapes.add(foreign_checkpoint.shape_of(path))
         self._handed = Handed(path, self.step) if path else Handed()
         self._claim.note_taken(self.written_ns, self._handed)
 
@@ -232,6 +234,8 @@ class CheckpointWatch:
             error = None
             if why := self._why_incomplete(item, now_s, is_clean=is_clean):
                 self._skip(candidate, why)
+                if candidate.problem and foreign_checkpoint.shape_of(candidate.path) not in self._shapes:
+                    continue  # named otherwise than the checkpoints, as a logger's folder at `out/*`
             elif not is_result and (why := self._anew(candidate, self._handed)):
                 self._leave(candidate, why)
                 continue
@@ -423,6 +427,7 @@ class CheckpointWatch:
         self.copy_s = max(self.copy_s, took_s)
         self.taken.append(Taken(candidate.path, step, size, taken_s))
         self._excluded.add(candidate.signature)
+        self._shapes.add(foreign_checkpoint.shape_of(candidate.path))
         self.written_ns = candidate.newest_ns
         if candidate.is_folder:
             self._earlier_files = frozenset(candidate.files)

@@ -668,6 +668,24 @@ def test_the_last_checkpoint_with_a_link_in_it_does_not_make_an_earlier_one_the_
     assert watch.finish(is_clean=True) == "" and watch.step == 110, "a newer one is the result"
 
 
+def test_what_is_named_otherwise_than_the_checkpoints_and_can_never_be_one_is_passed_over(site):
+    watch = site.watch(pattern="out/*")
+    watch.begin(site.claims)
+    site.save("checkpoint-90")
+    folder = taken(watch, 90)
+    logs = site.root / "work" / "out" / "wandb"
+    logs.mkdir()
+    (logs / "latest-run").symlink_to("run-1")
+    assert watch.finish(is_clean=True) == "" and watch.newest == folder
+    assert list(site.skipped()) == ["out/wandb"]
+    watch.close()
+    again = site.watch(folder, pattern="out/*")
+    assert again.begin(site.claims) == "out/checkpoint-90"
+    (site.root / "work" / "out" / "checkpoint-100").mkdir()
+    (site.root / "work" / "out" / "checkpoint-100" / "latest").symlink_to("x")
+    assert "out/checkpoint-100 is not taken" in again.finish(is_clean=True), "it is named as the one that was handed"
+
+
 def test_a_full_disk_is_a_failed_save_and_is_not_tried_for_ever(site, full_disk):
     watch = site.watch()
     watch.begin(site.claims)
