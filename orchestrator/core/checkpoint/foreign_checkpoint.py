@@ -31,6 +31,9 @@ MAX_FILES, MAX_DEPTH = 4096, 8
 MAX_VALUES = 100
 """Metrics that are read from a program's output."""
 
+MAX_PASSINGS = 1000
+"""Entries that are kept of what a log has said: a claim file that is longer than it may be would disown all checkpoints."""
+
 RECENT_STOPS = 8
 """Stops from which the next one is predicted."""
 
@@ -204,15 +207,19 @@ def logged_at(history: Sequence[tuple[int, int]], newest_ns: int) -> int | None:
 
 
 def passings(history: Sequence[tuple[int, int]], step: int) -> list[tuple[int, int]]:
-    """What of a history tells when the log was beyond a step: of each stretch the first entry, and the last if another follows."""
+    """What of a history tells when the log was beyond a step: of each stretch the first entry, and the last if another follows.
+
+    The newest MAX_PASSINGS of them.
+    """
     beyond = [logged > step for _, logged in history]
-    return [
+    kept = [
         entry
         for number, entry in enumerate(history)
         if number == 0
         or beyond[number] is not beyond[number - 1]
         or (number + 1 < len(history) and beyond[number] is not beyond[number + 1])
     ]
+    return kept[-MAX_PASSINGS:]
 
 
 def step_of(path: str, pattern: str, *, logged: int | None, taken: int) -> int:

@@ -383,7 +383,7 @@ class CheckpointWatch:
         before, now = self._handed.history, self._position().history
         later = [entry for entry in now if not before or entry[0] > before[-1][0]]
         history = foreign_checkpoint.passings([*before, *later], self._handed.step)
-        if len(history) > len(before):
+        if history != list(before):
             self._handed = self._handed._replace(history=history)
             with contextlib.suppress(OSError):
                 self._claim.note_taken(self.written_ns, self._handed)

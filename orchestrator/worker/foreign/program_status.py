@@ -123,6 +123,7 @@ class ProgramStatus:
             self.step is not None and step < self.step
         ):  # it counts anew: what comes at the steps above is measured anew, too
             self._values = {at: values for at, values in self._values.items() if at <= step}
+            self._measured = {name: at for name, at in self._measured.items() if at <= step}
         self.step, self._stepped_s = step, now_s
         self._history.append((read_ns, step))
 

@@ -125,6 +125,12 @@ def test_what_is_kept_of_a_log_tells_at_each_time_whether_it_was_beyond_a_step()
     assert rules.passings(kept, 500) == kept and rules.passings([], 500) == []
 
 
+def test_of_a_log_that_goes_to_and_fro_the_newest_entries_are_kept():
+    """A claim file that is too long disowns all checkpoints."""
+    history = [(at, 600 * (at % 2)) for at in range(3000)]
+    assert rules.passings(history, 500) == history[-rules.MAX_PASSINGS :]
+
+
 def test_the_step_of_the_log_is_that_of_the_time_at_which_the_checkpoint_was_written():
     history = [(10, 1), (20, 2), (30, 3)]
     assert [rules.logged_at(history, at) for at in (5, 20, 21, 99)] == [1, 2, 3, 3]

@@ -490,6 +490,20 @@ def test_a_slot_that_nobody_has_copied_is_judged_by_what_the_log_had_said_when_i
     assert (site.root / "work" / newer).exists() is is_progress
 
 
+def test_what_a_log_says_is_noted_in_the_claim_also_when_its_oldest_entries_are_dropped(site, monkeypatch):
+    monkeypatch.setattr(foreign_checkpoint, "MAX_PASSINGS", 3)
+    folder = left_by_a_session(site, 500)
+    again = site.watch(folder)
+    again.begin(site.claims)
+    for step in (3, 600, 4, 700, 5):
+        logged(site, step)
+        again.look(now=True)
+    again.close()
+    claim = Claim(site.launch, site.claims, PATTERN)
+    assert [step for _, step in claim.handed.history] == [4, 700, 5]
+    claim.release()
+
+
 def test_one_that_a_kill_has_torn_is_never_handed_back(site):
     pattern = "out/ckpt.pt"
     path = site.root / "work" / "out" / "ckpt.pt"
