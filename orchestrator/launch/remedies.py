@@ -60,17 +60,21 @@ def write(
 
 
 def columns(run: RunInfo, attempt: AttemptInfo, remedy: RemedyApplied | events.AttemptDiverged) -> dict[str, Any]:
-    """A remedy as kgorch.db.rungs.add takes it."""
+    """A remedy as kgorch.db.rungs.add takes it.
+
+    Where the weights went wrong it is not known which batch did it: none is left out then, whatever the remedy's name.
+    """
     change = dict(remedy.change)
+    step, is_rollback = change.pop("step"), not change.keys() - {"step", "seen", "call"}
     return {
         "plan_hash": run.plan_hash,
         "stage": attempt.stage,
         "device": "",
         "world_size": attempt.ranks,
-        "step": change.pop("step"),
-        "rung": remedy.remedy,
+        "step": step,
+        "rung": "rollback" if is_rollback else remedy.remedy,
         "why": remedy.why if isinstance(remedy, RemedyApplied) else remedy.cause,
-        "changes_result": True,
+        "changes_result": not is_rollback,
         "settings": change,
     }
 
