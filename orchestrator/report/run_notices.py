@@ -22,6 +22,7 @@ def of_run(engine: Engine, run: RunInfo, row: SessionInfo | None, newest: Checkp
         yield from _nothing_saved(engine, run, row)
         yield from _failed_launch(engine, run, row)
         yield from _failed_saves(engine, run, row)
+        yield from _foreign_skipped(engine, run, row)
         yield from _dropped_metrics(engine, run, row)
         yield from _best_not_saved(engine, run, row)
         yield from _progress_before_first_step(engine, run, row)
@@ -81,6 +82,14 @@ def _failed_saves(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[st
         yield f"the last save failed: {last.facts.get('why')}" + (f"; {advice}" if advice else "")
     if event := sessions.newest_event(engine, run.id, (EventKind.SNAPSHOTS_OFF,), session_id=row.id):
         yield str(event.facts.get("what"))
+
+
+def _foreign_skipped(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:
+    """A checkpoint of a foreign program that was left out or moved, until a later one is good: the program may look for it."""
+    kinds = (EventKind.FOREIGN_SKIPPED, EventKind.CHECKPOINT_VERIFIED)
+    last = sessions.newest_event(engine, run.id, kinds, session_id=row.id)
+    if last and last.kind == EventKind.FOREIGN_SKIPPED:
+        yield f"{last.facts.get('checkpoint')} was not taken: {last.facts.get('why')}"
 
 
 def _dropped_metrics(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kgorch.cli.display import remote_rows, render, slurm_rows, telemetry_rows
+from kgorch.core.codes import Phase
 
 View = dict[str, Any]
 
@@ -97,7 +98,7 @@ def _phase(view: View) -> str:
     if session and not session["ended_at"] and not session["training_alive"]:
         return "ended without a supervisor"
     # a session that finished as its time was over had a reason to end, too
-    return render.words(view["phase"]) + (f": {view['why']}" if view["why"] and view["phase"] != "finished" else "")
+    return render.words(view["phase"]) + (f": {view['why']}" if view["why"] and view["phase"] != Phase.FINISHED else "")
 
 
 def _stage(item: View, current: str) -> str:
