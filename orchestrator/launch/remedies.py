@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from kgorch.core.health.training_health import PastRemedy
+from kgorch.core.health.training_health import PastRemedy, changes_result
 from kgorch.core.session import events
 from kgorch.db import rungs
 from kgorch.db.rows import AttemptInfo, RungInfo, RunInfo
@@ -60,21 +60,17 @@ def write(
 
 
 def columns(run: RunInfo, attempt: AttemptInfo, remedy: RemedyApplied | events.AttemptDiverged) -> dict[str, Any]:
-    """A remedy as kgorch.db.rungs.add takes it.
-
-    Where the weights went wrong it is not known which batch did it: none is left out then, whatever the remedy's name.
-    """
+    """A remedy as kgorch.db.rungs.add takes it."""
     change = dict(remedy.change)
-    step, is_rollback = change.pop("step"), not change.keys() - {"step", "seen", "call"}
     return {
         "plan_hash": run.plan_hash,
         "stage": attempt.stage,
         "device": "",
         "world_size": attempt.ranks,
-        "step": step,
-        "rung": "rollback" if is_rollback else remedy.remedy,
+        "step": change.pop("step"),
+        "rung": remedy.remedy,
         "why": remedy.why if isinstance(remedy, RemedyApplied) else remedy.cause,
-        "changes_result": not is_rollback,
+        "changes_result": changes_result(change),
         "settings": change,
     }
 

@@ -1,6 +1,7 @@
 """What a user should know of a run and can do something about: the field `notices` of `kgorch status`, in words.
 
-Each notice is read off the newest event of its kinds in the newest session, so it disappears as soon as the trouble is over.
+Each notice is read off the newest event of its kinds, most of them in the newest session, so it disappears as soon as the trouble is
+over.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ def of_run(engine: Engine, run: RunInfo, row: SessionInfo | None, newest: Checkp
         yield from _nothing_saved(engine, run, row)
         yield from _failed_launch(engine, run, row)
         yield from _failed_saves(engine, run, row)
-        yield from _foreign_skipped(engine, run, row)
         yield from _dropped_metrics(engine, run, row)
         yield from _best_not_saved(engine, run, row)
         yield from _progress_before_first_step(engine, run, row)
         yield from _data_cache(engine, run, row)
         yield from _failed_notifications(engine, run, row)
         yield from _failing_trackers(engine, run, row)
+    yield from _foreign_skipped(engine, run)
     yield from _partly_loaded_weights(engine, run)
     yield from _health_remedies(engine, run)
     if row:
@@ -84,10 +85,9 @@ def _failed_saves(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[st
         yield str(event.facts.get("what"))
 
 
-def _foreign_skipped(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[str]:
-    """A checkpoint of a foreign program that was left out or moved, until a later one is good: the program may look for it."""
-    kinds = (EventKind.FOREIGN_SKIPPED, EventKind.CHECKPOINT_VERIFIED)
-    last = sessions.newest_event(engine, run.id, kinds, session_id=row.id)
+def _foreign_skipped(engine: Engine, run: RunInfo) -> Iterator[str]:
+    """A checkpoint of a foreign program that was left out or moved, until a later one is good: each session may look for it."""
+    last = sessions.newest_event(engine, run.id, (EventKind.FOREIGN_SKIPPED, EventKind.CHECKPOINT_VERIFIED))
     if last and last.kind == EventKind.FOREIGN_SKIPPED:
         yield f"{last.facts.get('checkpoint')} was not taken: {last.facts.get('why')}"
 

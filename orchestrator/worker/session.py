@@ -379,7 +379,7 @@ class Session(StepComputation):
 
         Between two batches all ranks save or stop together when it is time. With more than two ranks of
         DistributedDataParallel the first step after a resume runs once as a warm-up: its batch comes twice, and what the script
-        does to tracked objects the first time is rolled back.
+        does to tracked objects the first time is rolled back. Not where a step takes batches of a followed loader.
 
         Raises:
             SessionOver: the session stops here; let it pass.

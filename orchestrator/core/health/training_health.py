@@ -166,6 +166,16 @@ def change_of(remedy: Remedy, issue: HealthIssue) -> dict[str, Any]:
     return {"step": issue.step, "skip": True, **call, **remedy.change}
 
 
+def name_of(remedy: str, change: Mapping[str, Any]) -> str:
+    """What a remedy has done, by its change: where weights went wrong nothing is left out, and `skip` only goes back."""
+    return "rollback" if not changes_result(change) else remedy
+
+
+def changes_result(change: Mapping[str, Any]) -> bool:
+    """Whether a training with this change ends with another result."""
+    return bool(change.keys() - {"step", "seen", "call"})
+
+
 def check_change(change: Mapping[str, Any]) -> None:
     """Check an entry of an untrusted source, without its step. Raises: ValueError for what change_of() would not return."""
     counts = all(type(change.get(name, 0)) is int for name in ("seen", "call"))

@@ -244,7 +244,8 @@ def _remedy(issue: HealthIssue, end: AttemptEnd) -> Event:
     remedy = training_health.next_remedy(end.remedies, end.past, issue.kind, issue.begins)
     if remedy is None:
         return RetriesExhausted(training_health.exhaustion_cause(end.past, issue))
-    return AttemptDiverged(issue.describe(), remedy.name, training_health.change_of(remedy, issue))
+    change = training_health.change_of(remedy, issue)
+    return AttemptDiverged(issue.describe(), training_health.name_of(remedy.name, change), change)
 
 
 def first_cause(end: AttemptEnd) -> str:

@@ -37,6 +37,9 @@ MOST, LONGEST, LARGEST = 300, 64, 1 << 63
 """Limits of a step: numbers of the running functions, the innermost and the newest first; characters of a name; absolute value of
 an integer. What is beyond them begins anew."""
 
+MOST_PATHS = 1000
+"""Functions and objects that are remembered; beyond them those are forgotten that are not there at a step."""
+
 MOST_EPOCHS = 10_000
 """Epochs that are done and begin with the numbers of the first."""
 
@@ -73,7 +76,7 @@ class ScriptNumbers:
         self._set_back = 0
         self._before: Numbers = {}
         self._clocks: dict[str, set[str]] = {}
-        """Names of the variables that hold a reading of a clock."""
+        """Names of the variables that hold a reading of a clock, or perhaps a handle: neither is given back."""
         self._noted = _began  # what the clocks have shown where the step before began
 
     def set_back(self) -> None:
@@ -135,6 +138,12 @@ class ScriptNumbers:
             moved[function] = {name: value for name, value in values.items() if name in names - clocks}
             still[function] = {name: value for name, value in values.items() if name not in names | clocks}
         self._noted = shown
+        for known in (self._owners, self._before, self._names, self._clocks):
+            if len(known) > MOST_PATHS:  # a dict whose names come and go
+                for path in known.keys() - moved.keys():
+                    del known[path]
+        if len(self._left_alone) > MOST_PATHS:
+            self._left_alone &= self._owners.keys()
         if moved != self._moved:
             self._moved = moved
             self._session.remember(moved={function: values for function, values in moved.items() if values})

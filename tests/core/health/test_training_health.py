@@ -80,6 +80,15 @@ def test_with_bad_weights_no_batch_is_to_blame_and_the_change_begins_at_the_last
     assert change == {"step": 100, "seen": 300, "lr": 0.5}
 
 
+def test_a_skip_that_leaves_nothing_out_is_told_as_a_rollback():
+    """`status` said that the result was another one, of a run with the bits of an undisturbed one."""
+    records = [
+        RankRecord(0, RankOutcome.FAILED, 6.0, message="w", trouble=HealthIssue(WEIGHTS, 0, 300, "w", since=100))
+    ]
+    ended = AttemptEnd(1, records, "exit 1", False, 0, more_stages=False, remedies=POLICY)
+    assert verdict(ended) == AttemptDiverged("rank 0: w", "rollback", {"step": 100, "seen": 300})
+
+
 @pytest.mark.parametrize(
     "written", ["jump", "lr/1", "lr/x", "amp=fp8", {}, {"set": {}}, {"set": {"a": 1}, "more": 2}, {"set": 3}]
 )

@@ -143,16 +143,21 @@ def proven() -> bytes:
     return file.getvalue()
 
 
+def takes_nothing(watch: CheckpointWatch) -> bool:
+    """In as much time as a checkpoint waits that its files prove whole."""
+    for _ in range(3):
+        watch.look(now=True)
+        time.sleep(0.6)
+    return watch.step == -1
+
+
 def test_folders_that_are_written_more_often_than_they_settle_prove_each_other_whole(site):
     """None was ever taken: of the first one nothing says which files it has to have."""
     site.launch.foreign["settled_s"] = 600.0
     watch = site.watch()
     watch.begin(site.claims)
     site.save("checkpoint-40", content=proven())
-    for _ in range(3):
-        watch.look(now=True)
-        time.sleep(0.6)
-    assert watch.step == -1
+    assert takes_nothing(watch)
     begun = site.root / "work" / "out" / "checkpoint-80"
     begun.mkdir()
     (begun / "state.json").write_text("{}")
@@ -208,10 +213,7 @@ def test_what_lay_there_before_the_run_does_not_prove_a_folder_whole(tmp_path):
     watch = site.watch()
     watch.begin(site.claims)
     site.save("checkpoint-10", content=proven())
-    for _ in range(3):
-        watch.look(now=True)
-        time.sleep(0.6)
-    assert watch.step == -1
+    assert takes_nothing(watch)
 
 
 def test_a_metric_that_is_printed_after_the_copy_is_that_of_the_checkpoint_at_its_step(site):

@@ -17,7 +17,7 @@ from small_trainings import numbers, train_batch, weights_of, whole_and_resumed
 from torch import nn
 from torch.utils.data import DataLoader
 
-from kgorch.worker.integrations import script_numbers
+from kgorch.worker.integrations import accelerate_carrier, script_numbers
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -611,3 +611,28 @@ def test_samplers_and_odd_types_are_left_alone_and_an_ordered_dict_gets_its_new_
 
     (_, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
     assert resumed[0] == whole[0][cut_at:] and resumed[1:] == whole[1:]
+
+
+def test_names_that_come_and_go_are_forgotten(accelerated, monkeypatch):
+    monkeypatch.setattr(script_numbers, "MOST_PATHS", 20)
+    noted = []
+
+    class Watched(script_numbers.ScriptNumbers):
+        def note(self):
+            super().note()
+            noted.append(max(map(len, (self._owners, self._before, self._names, self._clocks, self._left_alone))))
+
+    monkeypatch.setattr(accelerate_carrier, "ScriptNumbers", Watched)
+
+    def script(accelerator):
+        caches = {}
+        model, optimizer, train = prepared(accelerator, 12)
+        for epoch in range(9):
+            for number, batch in enumerate(train):
+                train_batch(accelerator, model, optimizer, batch)
+                caches.clear()
+                caches.update({f"at{epoch}{number}{index}": {"count": index} for index in range(5)})
+        return epoch
+
+    accelerated(script)
+    assert len(noted) > 50 and max(noted) < 50
