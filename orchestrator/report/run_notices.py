@@ -1,7 +1,6 @@
 """What a user should know of a run and can do something about: the field `notices` of `kgorch status`, in words.
 
-Each notice is read off the newest event of its kinds, most of them in the newest session, so it disappears as soon as the trouble is
-over.
+Each notice is read off the newest event of its kinds, most of them in the newest session, so it disappears with the trouble.
 """
 
 from __future__ import annotations
