@@ -7,12 +7,10 @@ f-strings, os.path.join, pathlib and the parameters of the program's own functio
 from __future__ import annotations
 
 import ast
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
 
 from kgorch.core.program_command import FlagStyle, Launcher
 
@@ -409,84 +407,3 @@ def is_carried(found: ProgramFindings) -> bool:
     return found.library in ("transformers", "lightning", "kgorch") or (
         found.library == "accelerate" and not found.again
     )
-
-
-def plan_text(entry: str, words: Sequence[str], found: ProgramFindings, *, is_foreign: bool = True) -> str:
-    """The plan of a program, as TOML.
-
-    Args:
-        entry: relative to the plan's folder.
-        words: its command line, which is kept word for word.
-        is_foreign: the program saves and resumes by itself; else a Trainer of its library is carried.
-    """
-    name = (
-        re.sub(r"[^A-Za-z0-9._-]+", "-", entry.rpartition("/")[2].rpartition(".")[0] or "run").strip("-._")[:64]
-        or "run"
-    )
-    lines = [f"name = {_quoted(name)}", "", "[[stage]]", 'name = "train"', f"entry = {_quoted(entry)}"]
-    words, first = _without_resume(words, found.again) if is_foreign and found.checkpoint else (words, [])
-    if words:
-        lines.append(f"argv = {_quoted(list(words))}")
-    lines.append(f'flags = "{found.flags}"                # how args = {{ … }} become flags')
-    if found.library == "kgorch" and not is_foreign:
-        return "\n".join(lines) + "\n"
-    if not is_foreign:
-        lines.append(
-            'integration = "auto"' + _remark(f"it trains with {found.library}, whose Trainer is carried as it is")
-        )
-        return "\n".join(lines) + "\n"
-    lines.append(f'launcher = "{found.launcher}"' + _remark(found.library and f"it trains with {found.library}"))
-    lines += ["", "[stage.foreign]"]
-    lines.append(
-        f"checkpoint = {_quoted(found.checkpoint)}"
-        if found.checkpoint
-        else '# checkpoint = "out/checkpoint-*"   # not found'
-    )
-    if found.incomplete:
-        lines.append(f"incomplete = {_quoted(found.incomplete)}")
-    if found.checkpoint:
-        lines.append(
-            f"again = {_quoted(found.again)}" if found.again else '# again = ["--resume", "{checkpoint}"]   # not found'
-        )
-    if first:
-        lines.append(f"first = {_quoted(first)}")
-    handled = (
-        "its handler saves, it seems"
-        if found.stop
-        else "it does not handle it, it seems: what it saves by itself is kept"
-    )
-    lines.append(f'stop = {{ signal = "{found.stop or "SIGTERM"}", grace = "60s" }}' + _remark(handled))
-    if found.step:
-        lines.append(f"step = {{ log = {_literal(found.step)} }}")
-    elif found.step_file:
-        lines.append(f"step = {{ file = {_quoted(found.step_file[0])}, key = {_quoted(found.step_file[1])} }}")
-    else:
-        lines.append("# step = { log = 'step (\\d+)' }   # not found")
-    if found.loss:
-        lines.append(f"metrics = {{ loss = {{ log = {_literal(found.loss)} }} }}")
-    return "\n".join(lines) + "\n"
-
-
-def _without_resume(words: Sequence[str], again: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The command line without the flag by which the program continues, and that flag: it is for the first launch alone."""
-    flag = again[0].partition("=")[0] if again else ""
-    others, first = list(words), list[str]()
-    for number, word in enumerate(words):
-        if flag and word.partition("=")[0] == flag:
-            has_value = word == flag and len(again) > 1 and number + 1 < len(words)
-            first = list(words[number : number + 1 + has_value])
-            others = [*words[:number], *words[number + len(first) :]]
-    return others, first
-
-
-def _remark(text: str) -> str:
-    return f"   # {text}" if text else ""
-
-
-def _quoted(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _literal(pattern: str) -> str:
-    """A regular expression as TOML: without escapes where it has no apostrophe."""
-    return f"'{pattern}'" if "'" not in pattern and pattern.isprintable() else _quoted(pattern)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from kgorch.plan import parse
-from kgorch.plan.program_inspection import inspect, is_carried, plan_text
+from kgorch.plan.adopted_plan import plan_text
+from kgorch.plan.program_inspection import inspect, is_carried
 
 PUBLIC = Path(__file__).parents[1] / "programs" / "public"
 

@@ -36,7 +36,8 @@ def command(program: Path, words: tuple[str, ...], out: Path, only_print: bool, 
       kgorch adopt train.py --print -- --epochs 10
     """
     from kgorch.plan import parse
-    from kgorch.plan.program_inspection import ProgramFindings, inspect, is_carried, plan_text
+    from kgorch.plan.adopted_plan import plan_text
+    from kgorch.plan.program_inspection import ProgramFindings, inspect, is_carried
 
     out = out.absolute()
     entry = os.path.relpath(program.absolute(), out.parent)
