@@ -87,6 +87,13 @@ def test_a_rung_that_needs_a_relaunch_goes_on_where_the_snapshot_was_and_the_ran
     assert "set crop=96 (step" in kgorch("history").stdout and "changes the result" in kgorch("status").stdout
 
 
+def test_a_loop_with_its_own_backward_takes_no_rung_that_cannot_help_it(kgorch):
+    """Each smaller microbatch was an attempt that ran out of memory in the same step."""
+    ladder = ["microbatch/2", {"set": {"crop": 96}}]
+    kgorch("start", outgrown(kgorch, ladder, {"crop": 128, "own": True, "batch": 8}, {"crop": 96}))
+    assert rungs(kgorch) == ["set crop=96"] and len(kgorch.events("launched")) == 2
+
+
 def test_a_ladder_that_is_exhausted_ends_the_run_and_the_cause_is_shown(kgorch):
     done = kgorch("start", outgrown(kgorch, [{"set": {"crop": 96}}], {"crop": 128}, {"crop": 64}), code=20)
     assert "ladder is exhausted" in done.stderr and "can't allocate memory" in done.stderr

@@ -1,7 +1,8 @@
 """Asks its allocator for what no machine has, until all is as small as `--fits` says: `{"crop": 96, "microbatch": 2}`.
 
 What may have to fit: the arguments, `microbatch` and `workers` as they are in force, and `kept`, blocks whose activations are.
-`--touch`: asks for 2 GiB and fills them. `--late`: in the optimizer's step of this rank alone, when the others have done theirs.
+`--own`: without `session.backward`. `--touch`: asks for 2 GiB and fills them.
+`--late`: in the optimizer's step of this rank alone, when the others have done theirs.
 """
 
 import argparse
@@ -18,6 +19,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--fits", type=json.loads, required=True)
 parser.add_argument("--from-step", type=int, default=3)
 parser.add_argument("--touch", action="store_true")
+parser.add_argument("--own", action="store_true")
 parser.add_argument("--late", type=int)
 parser.add_argument("--batch", type=int, default=4)
 parser.add_argument("--epochs", type=int, default=2)
@@ -60,7 +62,10 @@ with attach(seed=0) as session:
         return model(part[0]).square().mean()
 
     for batch in session.steps(loader, options.epochs):
-        session.backward(batch, loss_of)
+        if options.own:
+            loss_of(batch).backward()
+        else:
+            session.backward(batch, loss_of)
         optimizer.step()
         optimizer.zero_grad()
         step += 1

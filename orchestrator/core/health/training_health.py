@@ -136,15 +136,22 @@ def next_remedy(policy: Iterable[Remedy], past: Sequence[PastRemedy], kind: str,
     remedies = [remedy for remedy in policy if remedy.helps(kind)]
     index = 0
     for before, after in zip(past, [*(item.step for item in past), step][1:], strict=True):
-        index = _next_index(index, after - before.seen)
+        index = _next_index(index, after - before.seen, remedies, kind)
     return remedies[index] if index < len(remedies) else None
 
 
-def _next_index(index: int, steps: int) -> int:
+def _next_index(index: int, steps: int, remedies: Sequence[Remedy], kind: str) -> int:
     """Index of the remedy to apply so many steps after the one before was applied."""
     if steps > QUIET:
         return 0
-    return index + 1 if steps <= SOON else index
+    if steps > SOON or index >= len(remedies):
+        return index
+    names = [remedy.name for remedy in remedies[index:]]
+    if kind != WEIGHTS or names[0] != "skip":
+        return index + 1
+    # Where weights went wrong a skip only goes back (`name_of`): the next one, or a rollback, would compute the same again.
+    skips = next((number for number, name in enumerate(names) if name != "skip"), len(names))
+    return index + skips + (names[skips : skips + 1] == ["rollback"])
 
 
 def related_remedies(past: Sequence[PastRemedy], step: int) -> list[PastRemedy]:

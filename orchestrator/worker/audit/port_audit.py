@@ -61,9 +61,11 @@ class PortAudit:
     def _report_ladder(self) -> None:
         exactness = self._state.exactness
         if not self._runner.is_used:
+            self._runner.report_use()
             if "ladder" not in exactness.facts:  # else a Trainer's integration has said why
                 exactness.update(ladder=NO_LADDER)
         elif exactness.facts.get("ladder") == NO_LADDER:
+            self._runner.report_use()
             exactness.update(ladder=SOME_LADDER)
 
     def _report_untracked(self, untracked: UntrackedState) -> None:

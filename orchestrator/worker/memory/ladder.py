@@ -132,14 +132,14 @@ class Ladder:
         facts = {"rank": str(rank), "step": str(step), "what": said}
         self._send(JournalEntry(self._attempt, EventKind.OUT_OF_MEMORY, facts))
 
-    def report_facts(self, rank: int, *, divides: bool = True) -> None:
+    def report_facts(self, rank: int, *, divides: bool | None = None) -> None:
         """Send the facts on which the supervisor's choice of a rung depends, when they have changed.
 
         Args:
-            divides: False from the first batch on that could not be divided. The other ranks do not know of it, so the rungs that
-                ranks take together do not depend on it.
+            divides: False when a batch could not be divided, or the steps do not use session.backward; None as it was. The other
+                ranks may not know of it, so the rungs that ranks take together do not depend on it.
         """
-        self._divides = self._divides and divides
+        self._divides = self._divides if divides is None else divides
         facts = self._facts if self._divides else replace(self._facts, batch=0)
         if rank == 0 and facts != self._reported:
             self._reported = facts

@@ -207,6 +207,11 @@ class MicrobatchRunner:
             self._guard.health.add_loss(total)
         return total
 
+    def report_use(self) -> None:
+        """Tell the supervisor whether a smaller microbatch can help: not where the script has no batch computed here."""
+        if self._guard:
+            self._guard.ladder.report_facts(self._guard.rank, divides=self.is_used)
+
     def _report_whole(self) -> None:
         self._report(ladder=NOT_DIVIDED)
         if self._guard:

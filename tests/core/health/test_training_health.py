@@ -24,6 +24,7 @@ from kgorch.core.health.training_health import (
 from kgorch.core.session.attempt_outcome import AttemptEnd, RankRecord, verdict
 from kgorch.core.session.events import AttemptDiverged, RetriesExhausted
 
+ISSUE = HealthIssue(WEIGHTS, 0, 300, "w is no number", since=100)
 POLICY = [training_health.parse_remedy(name) for name in ("skip", "rollback", "reset_scaler", "lr/2")]
 
 
@@ -52,10 +53,21 @@ def test_when_all_are_taken_nothing_is_left_and_the_cause_is_the_first_by_time()
 
 
 def test_bad_weights_found_again_after_a_rollback_are_the_same_trouble_however_late_they_are_found():
-    first = HealthIssue(WEIGHTS, 0, 300, "w is no number", since=100)
-    past = [_taken(first.begins, seen=first.step)]
+    past = [_taken(ISSUE.begins, seen=ISSUE.step)]
     again = HealthIssue(WEIGHTS, 0, 390, "w is no number", since=100)
-    assert _next(*past, step=again.begins, kind=WEIGHTS) == "rollback"
+    assert _next(*past, step=again.begins, kind=WEIGHTS) == "reset_scaler"
+
+
+def test_bad_weights_go_back_once_before_something_is_changed():
+    """Each skip and the rollback took another attempt with the same bits, in a loop that kgorch does not see the batches of."""
+    policy = [training_health.parse_remedy(name) for name in training_health.DEFAULT]
+    past = list[PastRemedy]()
+    while remedy := next_remedy(policy, past, WEIGHTS, 100):
+        past.append(_taken(100, training_health.name_of(remedy.name, change_of(remedy, ISSUE)), seen=ISSUE.step))
+    assert [item.remedy for item in past] == ["rollback", "lr/2"]
+    rollbacks = [training_health.parse_remedy("rollback")] * 2
+    assert next_remedy(rollbacks, [_taken(100, "rollback", seen=300)], WEIGHTS, 100), "the plan asks for two"
+    assert not next_remedy(rollbacks[:1], [_taken(100, "rollback", seen=300)], WEIGHTS, 100)
 
 
 def test_a_spike_takes_no_remedy_against_overflow():
