@@ -30,6 +30,9 @@ from kgorch.system.paths import home_of_folder
 MAX_RUNGS = 20
 """Newest rungs of the memory ladder in a view."""
 
+MOST_WITHOUT_STEP = 10
+"""Newest sessions among which the last one with a step is searched."""
+
 
 def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View:
     """The state of a run. Reads the database, and asks the run's snapshot server while training lives."""
@@ -50,6 +53,7 @@ def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View
     # Training outlives its supervisor: a later resume adopts it.
     is_training = row is not None and not is_alive and row.phase not in OVER and is_running(engine, row)
     elsewhere = remote_view.of_run(engine, run)
+    reached = _with_progress(engine, run, row) if row else None
     return {
         "run": run.name,
         "run_number": run.number,
@@ -62,18 +66,18 @@ def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View
             {"name": item.name, "done": item.finished_at is not None, "step": max_steps.get(item.name)}
             for item in stages
         ],
-        "epoch": row.epoch if row else 0,
-        "epochs_total": (row.epochs_total or None) if row else None,
+        "epoch": reached.epoch if reached else 0,
+        "epochs_total": (reached.epochs_total or None) if reached else None,
         "step": row.step if row else 0,
-        "steps_total": (row.steps_total or None) if row else None,
+        "steps_total": (reached.steps_total or None) if reached else None,
         "step_s": (row.step_s or None) if row else None,
-        "samples": row.samples if row else 0,
+        "samples": reached.samples if reached else 0,
         "session": session_fields(row, is_alive, is_training, now) if row else None,
         "checkpoint": _checkpoint(newest),
         "best": _best(checkpoints.best(engine, run.id)),
         "on_disk": _on_disk(engine, run, row, newest) if row and not is_alive else None,
         "snapshot": _snapshot(run, now) if is_alive or is_training else None,
-        "metrics": finite_metrics(row.metrics) if row else {},
+        "metrics": finite_metrics(reached.metrics) if reached else {},
         "telemetry": _telemetry(engine, row) if row else None,
         "exactness": exactness.of_run(engine, run, row) if row else {},
         "memory": _memory(engine, run, row) if row else None,
@@ -88,6 +92,17 @@ def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View
         | (slurm_view.following(run, job) if job and not is_alive else {}),
         "folder": run.folder,
     }
+
+
+def _with_progress(engine: Engine, run: RunInfo, row: SessionInfo) -> SessionInfo:
+    """The session that tells how far the run has come: `row`, or the one before it where that ended without a step."""
+
+    def tells(item: SessionInfo) -> bool:
+        return bool(item.samples or item.steps_total) and (item.stage, item.step) == (row.stage, row.step)
+
+    if tells(row) or row.phase not in OVER:
+        return row
+    return next(filter(tells, reversed(sessions.of_run(engine, run.id, limit=MOST_WITHOUT_STEP))), row)
 
 
 def history(engine: Engine, run: RunInfo, *, limit: int | None = None) -> list[View]:

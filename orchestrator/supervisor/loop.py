@@ -305,7 +305,8 @@ class Supervisor:
         """All that ran for the session ends; what is newer than the disk is written first, as far as the wall allows."""
         live = self._live
         self._attempts.end()
-        self._journal.write(lambda: self._forecasts.record(live.row, is_live=False))
+        if live.state.phase is not Phase.FINISHED:  # by an early stop, perhaps: steps that are left will never be done
+            self._journal.write(lambda: self._forecasts.record(live.row, is_live=False))
         self._finish_mirror_and_trackers()
         self._finish_notices()
 

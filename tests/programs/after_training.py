@@ -1,6 +1,7 @@
 """A training of a few steps, and work after it: what a script does once its `with attach()` block is over.
 
 The first time that work takes `after` seconds, and none after that; with `fail` it raises the first time instead.
+With `enough` the training stops early, after so many steps.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from kgorch import attach
 
 
-def main(epochs: int, sleep: float, after: float, fail: bool) -> None:
+def main(epochs: int, sleep: float, after: float, enough: int, fail: bool) -> None:
     with attach(seed=3) as session:
         net = DistributedDataParallel(nn.Linear(8, 1).to(session.device))
         optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
@@ -30,6 +31,8 @@ def main(epochs: int, sleep: float, after: float, fail: bool) -> None:
             optimizer.step()
             optimizer.zero_grad()
             time.sleep(sleep)
+            if session.step == enough:
+                break
         rank, output = session.rank, session.output
     begun, done = Path(output, f"begun{rank}"), Path(output, f"done{rank}")
     is_first = not begun.exists()
@@ -46,6 +49,7 @@ if __name__ == "__main__":
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--sleep", type=float, default=0.0)
     parser.add_argument("--after", type=float, default=0.0)
+    parser.add_argument("--enough", type=int, default=0)
     parser.add_argument("--fail", action="store_true")
     options = parser.parse_args()
-    main(options.epochs, options.sleep, options.after, options.fail)
+    main(options.epochs, options.sleep, options.after, options.enough, options.fail)

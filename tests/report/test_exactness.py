@@ -59,6 +59,29 @@ def test_before_the_newest_session_tells_anything_the_notes_of_earlier_ones_are_
     assert exactness() == {"untracked": f"in session 1: {WARMUP}"}
 
 
+def test_a_session_that_ended_without_a_step_leaves_what_the_one_before_it_told(engine, run, attempt, exactness):
+    """`status` knew no more of how many steps, nor how exact they were, after a time limit in the imports."""
+    attempt(0, {"data": "keyed", "untracked": WARMUP})
+    reached = {
+        "stage": "train",
+        "step": 9,
+        "epoch": 2,
+        "steps_total": 20,
+        "epochs_total": 4,
+        "samples": 36,
+        "metrics": {"loss": 0.5},
+    }
+    sessions.update_session(engine, sessions.last(engine, run.id).id, phase="suspended", **reached)
+    attempt(9)
+    last = sessions.last(engine, run.id).id
+    sessions.update_session(engine, last, stage="train", step=9)
+    assert run_view.of_run(engine, run)["steps_total"] is None, "it is starting: the script may have been changed"
+    sessions.update_session(engine, last, phase="suspended")
+    shown = run_view.of_run(engine, run)
+    assert {name: shown[name] for name in reached} == reached
+    assert exactness() == {"data": "keyed", "untracked": WARMUP}
+
+
 def test_nothing_is_left_of_a_beginning_that_was_given_up(attempt, exactness):
     """The stage began anew: by a rung, or because nothing of it was saved. What another stage handed on stays."""
     attempt(0, {"untracked": "of train"})

@@ -121,6 +121,13 @@ def test_a_run_whose_final_checkpoint_can_never_be_read_back_has_failed(kgorch, 
     assert finals(kgorch) == []
 
 
+def test_a_training_that_stops_early_is_finished_and_nothing_is_forecast_of_its_other_steps(kgorch):
+    """A forecast behind the end judged the others: `history` said that they were off by thousands of percent."""
+    kgorch("start", str(kgorch.plan("after_training.py", args={"epochs": 50, "enough": 5, "sleep": 0.3})))
+    kinds = [event["kind"] for event in kgorch.events()]
+    assert kgorch.status()["state"] == "finished" and kgorch.status()["step"] == 5 and "forecast" not in kinds
+
+
 def test_a_finished_run_is_trained_longer_to_the_bits_of_one_that_was_that_long(kgorch):
     plan = kgorch.plan("after_training.py", ranks=2, args={"epochs": 3})
     kgorch("start", str(plan), code=0)
