@@ -17,6 +17,9 @@ from kgorch.plan.quantities import Seconds
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM")
 """Signals that a program can handle. SIGKILL is `stop = "kill"`."""
 
+NAMES = ("{name}", "{checkpoint}", "{number}")
+"""What stands for a checkpoint in the text of `latest`."""
+
 
 class StopSection(PlanTable):
     """How the program is asked to stop; by SIGTERM where the plan does not say.
@@ -101,6 +104,51 @@ class ValueSource(PlanTable):
         return self
 
 
+class LatestSection(PlanTable):
+    """What names the newest checkpoint, where the program finds it by that.
+
+    Attributes:
+        file (str | None): a file with its name; relative to the plan's folder.
+        link (str | None): a symbolic link to it.
+        text (str): of the file: `{name}` stands for the last part of the checkpoint's path, `{checkpoint}` for the whole one,
+            `{number}` for the number in it, without zeros before it.
+    """
+
+    file: str | None = None
+    link: str | None = None
+    text: str = "{name}"
+
+    @field_validator("file", "link")
+    @classmethod
+    def _check_place(cls, value: str | None) -> str | None:
+        if value is not None and foreign_checkpoint.WILDCARDS.search(value):
+            raise ValueError("expected one path, without wildcards")
+        return None if value is None else checked_place(value)
+
+    @field_validator("text")
+    @classmethod
+    def _check_text(cls, value: str) -> str:
+        words = re.findall(r"\{[^{}]*\}", value)
+        if not words or set(words) - set(NAMES) or "\0" in value or len(value) > 200:
+            raise ValueError(f"expected a text with {' or '.join(NAMES)}")
+        return value
+
+    @model_validator(mode="after")
+    def _check_one(self) -> LatestSection:
+        if (self.file is None) == (self.link is None):
+            raise problem_at("expected file or link, one of them", ("file",))
+        return self
+
+    @property
+    def place(self) -> str:
+        return self.file or self.link or ""
+
+
+def _as_file(value: Any) -> Any:
+    """`latest = "out/latest"` is short for `latest = { file = "out/latest" }`."""
+    return {"file": value} if isinstance(value, str) else value
+
+
 class ForeignSection(PlanTable):
     """`[stage.foreign]`.
 
@@ -111,6 +159,7 @@ class ForeignSection(PlanTable):
             without such names is complete at once.
         settled (float): seconds for which a checkpoint must be unchanged before it counts as complete, without `incomplete`.
         first (list[str]): words that are added where there is no checkpoint. again (list[str]): where there is one.
+        latest (LatestSection | None): what names its newest checkpoint, where it finds it by that.
         stop (StopSection): how it is asked to stop.
         step (ValueSource | None): where its step is read; a second group of `log` is the number of all steps.
         metrics (dict[str, ValueSource]): where its metrics are read, by their names.
@@ -121,6 +170,7 @@ class ForeignSection(PlanTable):
     settled: Seconds = 10.0
     first: list[str] = []
     again: list[str] = []
+    latest: Annotated[LatestSection | None, BeforeValidator(_as_file)] = None
     stop: Annotated[StopSection, BeforeValidator(_as_table)] = StopSection()
     step: ValueSource | None = None
     metrics: dict[str, ValueSource] = {}
@@ -152,6 +202,19 @@ class ForeignSection(PlanTable):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_latest(self) -> ForeignSection:
+        if not self.latest:
+            return self
+        place = ("latest", "file" if self.latest.file else "link")
+        if self.checkpoint is None:
+            raise problem_at("latest names the newest checkpoint, and `checkpoint` says nowhere to find one", place)
+        if foreign_checkpoint.matches(self.latest.place, self.checkpoint):
+            raise problem_at(
+                f"{self.latest.place} is a checkpoint by `checkpoint`: give that a narrower pattern", place
+            )
+        return self
+
     def as_launch(self) -> dict[str, Any]:
         """The section as LaunchSpec.foreign has it."""
         stop: dict[str, Any] = {"kill": True}
@@ -161,6 +224,7 @@ class ForeignSection(PlanTable):
         return {
             **self.model_dump(include={"checkpoint", "incomplete", "first", "again"}),
             "settled_s": self.settled,
+            "latest": self.latest.model_dump() if self.latest else None,
             "stop": stop,
             "step": self.step.model_dump() if self.step else None,
             "metrics": {name: source.model_dump() for name, source in self.metrics.items()},

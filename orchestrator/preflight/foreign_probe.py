@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,15 @@ LEAST_S, LONGEST_S = 10.0, 60.0
 """Seconds that the program runs: at least, and at most while it has not completed a checkpoint."""
 
 
-def stand_in_folder(workdir: Path, folder: Path, pattern: str | None) -> Path:
-    """Fill `folder` with links to the entries of `workdir`, without those that checkpoints may be in. Raises: OSError."""
-    shape = (pattern or "").partition("/")[0]
+def stand_in_folder(workdir: Path, folder: Path, places: Iterable[str]) -> Path:
+    """Fill `folder` with links to the entries of `workdir`, without those that `places` are in. Raises: OSError."""
+    shapes = [place.partition("/")[0] for place in places]
     folder.mkdir(parents=True, exist_ok=True)
     for entry in workdir.iterdir():
-        if not fnmatch.fnmatchcase(entry.name, shape) and not (folder / entry.name).is_symlink():
+        if (
+            not any(fnmatch.fnmatchcase(entry.name, shape) for shape in shapes)
+            and not (folder / entry.name).is_symlink()
+        ):
             (folder / entry.name).symlink_to(entry)
     return folder
 
@@ -38,8 +41,9 @@ def launch_fields(stage: StageSection, root: Path, workdir: Path, processes: int
     section = stage.foreign.as_launch()
     lead_s = foreign_checkpoint.stop_lead_s([], grace_s=section["stop"].get("grace_s", 0.0), copy_s=0.0)
     section |= {"processes": processes, "lead_s": lead_s, "claims": str(root / FOREIGN_FOLDER)}
+    places = [stage.foreign.checkpoint or "", *([stage.foreign.latest.place] if stage.foreign.latest else [])]
     return {
-        "workdir": str(stand_in_folder(workdir, root / f"work-{stage.name}", stage.foreign.checkpoint)),
+        "workdir": str(stand_in_folder(workdir, root / f"work-{stage.name}", places)),
         "foreign": section,
         "probe": {"seconds": LEAST_S, "longest_s": LONGEST_S},
     }
@@ -52,6 +56,14 @@ def describe(figures: Mapping[str, Any]) -> list[tuple[bool, str, str]]:
         figures: `foreign` of the probe's measurements (worker/foreign/probe_record.py).
     """
     lines = [_steps(figures), _checkpoints(figures)]
+    if wrong := figures.get("latest"):
+        lines.append(
+            (
+                False,
+                f"{wrong}: it would name the checkpoint that is handed back otherwise",
+                "correct stage.foreign.latest",
+            )
+        )
     if not figures["ended"]:
         lines.append(_stop(figures))
     return lines

@@ -24,6 +24,7 @@ again = ["--resume", "{checkpoint}"]
 stop = { signal = "SIGUSR1", grace = "90s" }
 step = { log = 'step (\d+)' }
 metrics = { loss = { log = 'loss ([\d.]+)' }, acc = { file = "out/log.json", key = "eval.acc" } }
+latest = "out/latest"
 """
 
 
@@ -35,6 +36,7 @@ def test_a_complete_section_is_handed_to_the_agent_as_it_stands():
         "settled_s": 5.0,
         "first": ["--new"],
         "again": ["--resume", "{checkpoint}"],
+        "latest": {"file": "out/latest", "link": None, "text": "{name}"},
         "stop": {"signal": "SIGUSR1", "file": None, "grace_s": 90.0},
         "step": {"log": r"step (\d+)", "file": None, "key": None},
         "metrics": {
@@ -63,6 +65,12 @@ def test_a_complete_section_is_handed_to_the_agent_as_it_stands():
         ('"SIGUSR1"', '"USR1"', "plan.toml:15: stage.train.foreign.stop.signal: expected one of SIGTERM"),
         ('{ signal = "SIGUSR1", grace = "90s" }', '"die"', 'plan.toml:15: stage.train.foreign.stop: expected "kill", or a table'),
         ('signal = "SIGUSR1"', 'signal = "SIGUSR1", file = "a"', "expected one way to stop the program, found signal and file"),
+        ('"out/latest"', '"out/l*"', "plan.toml:18: stage.train.foreign.latest.file: expected one path, without wildcards"),
+        ('"out/latest"', '"../latest"', "plan.toml:18: stage.train.foreign.latest.file: expected a path relative to the plan's"),
+        ('"out/latest"', '"out/checkpoint-last"', "plan.toml:18: stage.train.foreign.latest.file: out/checkpoint-last is a"),
+        ('"out/latest"', '{ file = "a", link = "b" }', "plan.toml:18: stage.train.foreign.latest.file: expected file or link"),
+        ('"out/latest"', '{ file = "a", text = "{step}" }', "plan.toml:18: stage.train.foreign.latest.text: expected a text"),
+        ('"out/latest"', "{ text = \"{name}\" }", "plan.toml:18: stage.train.foreign.latest.file: expected file or link"),
         ("again =", "agian =", "unknown key (did you mean 'again'?)"),
         ('entry = "train.py"', 'entry = "a.b:main"', "is a script, \"-m package.module\" or an executable, not a function"),
         ('entry = "train.py"', 'entry = "-mx"', 'plan.toml:5: stage.train.entry: expected "module:function" or the path of a'),

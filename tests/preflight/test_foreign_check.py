@@ -38,3 +38,19 @@ def test_a_program_that_ends_is_said_to_have_ended_and_one_that_saves_nothing_is
     assert said[-1].startswith("keep.best: no checkpoint can be the best by loss:min")
     view, said = checked(kgorch, shell_plan("exit 0"), code=20)
     assert view["verdict"] == "does_not_run" and "left no complete checkpoint" in view["why"] and said == []
+
+
+def test_a_file_that_names_the_newest_checkpoint_in_other_words_than_the_plan_is_told_and_the_runs_own_is_left_alone(
+    kgorch,
+):
+    """Else the first resume would write words that the program cannot read."""
+    script = "mkdir -p out/step-007; echo 1 > out/step-007/state.json; printf 7 > newest"
+    (kgorch.folder / "newest").write_text("3")
+    for latest, wrong in ("newest", True), ({"file": "newest", "text": "{number}"}, False):
+        _, said = checked(kgorch, shell_plan(script, checkpoint="out/step-*", latest=latest))
+        assert [line for line in said if "newest holds" in line] == (
+            ["newest holds '7', expected 'step-007': it would name the checkpoint that is handed back otherwise"]
+            if wrong
+            else []
+        )
+    assert (kgorch.folder / "newest").read_text() == "3"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 
 import pytest
@@ -166,3 +167,46 @@ def test_two_runs_in_one_place_are_told_apart(kgorch):
     done = kgorch("start", str(other), code=20)
     assert "the checkpoints at 'state/state.json'" in done.stdout + done.stderr
     assert "are written by run 'test' now" in done.stdout + done.stderr
+
+
+FINDS_ITS_LATEST = """
+n=0
+if test -e out/latest; then
+  n=$(cat out/latest); n=${n#00}
+  test -d out/step-00$n || { echo there is no step-00$n; exit 3; }
+  echo goes on at $n
+fi
+while test $n -lt 9; do
+  n=$((n + 1)); mkdir -p out/step-00$n; printf 00$n > out/latest
+  echo step $n; echo x > out/step-00$n/weights.bin
+  while test -e writes; do echo y >> out/step-00$n/weights.bin; sleep 0.1; done
+  if test -e waits; then sleep 3; fi
+done
+"""
+
+
+def test_a_program_that_finds_its_checkpoint_by_a_file_goes_on_after_a_kill_and_on_another_machine(kgorch):
+    """After a kill before the first copy the file named the folder that was moved aside, and the program could not start."""
+    latest = {"file": "out/latest", "text": "00{number}"}
+    plan = shell_plan(FINDS_ITS_LATEST, checkpoint="out/step-*", incomplete=[], settled="1s", latest=latest).write(
+        kgorch
+    )
+    out, writes, waits = (kgorch.folder / name for name in ("out", "writes", "waits"))
+    writes.touch()
+    supervisor = kgorch.background("start", str(plan))
+    wait_until(lambda: (out / "step-001" / "weights.bin").exists(), within_s=60)
+    kgorch.kill_everything()
+    supervisor.wait()
+    wait_until(lambda: not processes_of(kgorch.home))
+    writes.unlink()
+    waits.touch()
+    supervisor = kgorch.background("start", str(plan))
+    wait_for_checkpoint(kgorch, 1)
+    assert "out/latest holds '001', which is no checkpoint that is there" in str(kgorch.events("foreign_note"))
+    kgorch("stop")
+    assert supervisor.wait(timeout=60) == 10
+    shutil.rmtree(out)  # as on another machine
+    waits.unlink()
+    kgorch("start", str(plan))
+    reached = max(step for step in saved_steps(kgorch) if step < 9)
+    assert f"goes on at {reached}" in kgorch.logs() and kgorch.status()["step"] == 9

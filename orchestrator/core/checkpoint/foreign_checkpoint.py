@@ -233,7 +233,7 @@ def step_of(path: str, pattern: str, *, logged: int | None, taken: int) -> int:
         logged: the newest step of the log; None where none is read.
         taken: step of the checkpoint that was taken last; -1 for none.
     """
-    numbers = _numbers_in(path, pattern)
+    numbers = numbers_in(path, pattern)
     number = numbers[-1] if numbers else None
     if number is not None and logged is not None and logged > SAME_COUNT * number:
         number = None
@@ -248,13 +248,13 @@ def has_started_over(candidate: ForeignCandidate, handed: Handed, pattern: str) 
     No number in its name is above that of the other one, and the log had not come further: names may be slots that are written in
     turn, or hold a loss.
     """
-    new, old = _numbers_in(candidate.path, pattern), _numbers_in(handed.path, pattern)
+    new, old = numbers_in(candidate.path, pattern), numbers_in(handed.path, pattern)
     is_behind = len(new) == len(old) and new != old and all(one <= other for one, other in zip(new, old, strict=True))
     logged = logged_at(handed.history, candidate.newest_ns)
     return is_behind and (logged is None or logged <= handed.step)
 
 
-def _numbers_in(path: str, pattern: str) -> list[int]:
+def numbers_in(path: str, pattern: str) -> list[int]:
     """The numbers of at most 15 digits in the parts of `path` that wildcards of `pattern` match."""
     numbers: list[int] = []
     for part, shape in zip(path.split("/"), pattern.split("/"), strict=False):

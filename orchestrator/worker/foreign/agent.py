@@ -30,6 +30,7 @@ from kgorch.protocol.snapshot_messages import SaveFailure
 from kgorch.system.attempt_files import write_attempt_file
 from kgorch.system.clock import boottime_s
 from kgorch.worker.foreign.checkpoint_watch import CheckpointWatch
+from kgorch.worker.foreign.latest_pointer import LatestPointer
 from kgorch.worker.foreign.probe_record import ProbeRecord
 from kgorch.worker.foreign.program import Program
 from kgorch.worker.foreign.program_status import ProgramStatus
@@ -109,6 +110,8 @@ class Agent:
         pattern = self._foreign["checkpoint"]
         self._watch = CheckpointWatch(launch, pattern, self._link.send, self._status.position) if pattern else None
         self._status.watch = self._watch
+        latest = self._foreign.get("latest")  # absent in a launch file of an earlier version
+        self._latest = LatestPointer(Path(launch.workdir), pattern, latest) if pattern and latest else None
 
     def ask_stop(self) -> None:
         """Have the program stopped. Also called in a signal handler."""
@@ -147,6 +150,9 @@ class Agent:
         launch, foreign = self._launch, self._foreign
         clear_file(Path(launch.workdir), foreign["stop"])
         handed = self._watch.begin(Path(foreign["claims"])) if self._watch else ""
+        if self._latest and (what := self._latest.set(handed)):
+            self._link.send(JournalEntry(launch.attempt, EventKind.FOREIGN_NOTE, {"what": what}))
+            print(f"kgorch: {what}", flush=True)
         added = [word.replace("{checkpoint}", handed) for word in foreign["again"]] if handed else foreign["first"]
         on_gpu = launch.device not in ("", "cpu", "unknown")
         command = [
@@ -230,7 +236,7 @@ class Agent:
         status, is_clean = program.status, program.status == 0 and not program.was_killed
         skipped = self._watch.finish(is_clean=is_clean, was_stopped=stop.asked_s > 0) if self._watch else ""
         if self._probe:
-            self._probe.write(stop, self._watch, self._status)
+            self._probe.write(stop, self._watch, self._status, self._latest)
         if stop.asked_s:
             return (RankOutcome.FINISHED, "") if self._probe else self._end_of_stop(stop)
         if status != 0:

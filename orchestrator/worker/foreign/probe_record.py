@@ -10,6 +10,7 @@ from typing import Any
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.system.clock import boottime_s
 from kgorch.worker.foreign.checkpoint_watch import CheckpointWatch
+from kgorch.worker.foreign.latest_pointer import LatestPointer
 from kgorch.worker.foreign.program_status import ProgramStatus
 from kgorch.worker.foreign.program_stop import ProgramStop
 
@@ -27,7 +28,9 @@ class ProbeRecord:
         has_saved = watch is None or watch.newest is not None
         return ran_s >= self._probe["longest_s"] or (ran_s >= self._probe["seconds"] and has_saved)
 
-    def write(self, stop: ProgramStop, watch: CheckpointWatch | None, status: ProgramStatus) -> None:
+    def write(
+        self, stop: ProgramStop, watch: CheckpointWatch | None, status: ProgramStatus, latest: LatestPointer | None
+    ) -> None:
         """Write probe.json."""
         history = status.position().history
         foreign = self._launch.foreign or {}
@@ -44,6 +47,7 @@ class ProbeRecord:
             "place": foreign.get("checkpoint"),
             "lies_there": watch.describe() if watch else "",
             "checkpoints": [item._asdict() for item in watch.taken] if watch else [],
+            "latest": latest.problem() if latest else "",
             "stop_s": now_s - stop.asked_s if stop.asked_s else None,
             "by": stop.means,
             "killed": stop.was_killed,
