@@ -47,6 +47,10 @@ def plan_text(entry: str, words: Sequence[str], found: ProgramFindings, *, is_fo
         lines.append(
             f"again = {_quoted(found.again)}" if found.again else '# again = ["--resume", "{checkpoint}"]   # not found'
         )
+    if found.checkpoint and found.latest:
+        kind, path = found.latest
+        value = _quoted(path) if kind == "file" else f"{{ link = {_quoted(path)} }}"
+        lines.append(f"latest = {value}" + _remark("it names the newest one, it seems; `kgorch check` compares it"))
     if first:
         lines.append(f"first = {_quoted(first)}")
     handled = (

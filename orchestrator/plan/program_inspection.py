@@ -23,6 +23,7 @@ _SAVES = {"save": 1, "save_file": 1, "save_checkpoint": 0, "save_pretrained": 0,
 _RENAMES = ("rename", "replace", "move")
 _SAYS = ("print", "echo", "write", "log", "debug", "info", "warning", "set_description", "set_postfix_str")
 _PERCENT, _BRACES = re.compile(r"%[-+ #0-9.]*[a-zA-Z]"), re.compile(r"\{[^{}]*\}")
+_POINTER = re.compile(r"(^|/)[^/.]*latest[^/.]*(\.txt)?$", re.IGNORECASE)
 _STEP = re.compile(r"((?:global[_ ]?)?(?:step|iter(?:ation)?))(\W{1,4})$", re.IGNORECASE)
 _LOSS = re.compile(r"(loss)(\W{1,4})$", re.IGNORECASE)
 
@@ -42,6 +43,7 @@ class ProgramFindings:
         checkpoint: the place of its checkpoints; empty where none was found.
         incomplete: names of what is being written.
         again: words by which it continues.
+        latest: ("file" or "link", path) of what names its newest checkpoint.
         stop: the signal that it handles; empty for none.
         step, loss: regular expressions for what it prints.
         step_file: (path, key) of a JSON file with its step.
@@ -54,6 +56,7 @@ class ProgramFindings:
     checkpoint: str = ""
     incomplete: list[str] = field(default_factory=list)
     again: list[str] = field(default_factory=list)
+    latest: tuple[str, str] | None = None
     stop: str = ""
     step: str = ""
     loss: str = ""
@@ -77,6 +80,7 @@ def inspect(source: str, words: Sequence[str]) -> ProgramFindings:
     _find_checkpoint(tree, names, found)
     found.again = _again(tree, names, found)
     _by_library(names, found)
+    found.latest = next((one for one in _pointers(tree, names) if not fnmatchcase(one[1], found.checkpoint)), None)
     if found.checkpoint.startswith("*/"):
         found.notes.append("checkpoint: in which folder? `*` is the name of one folder, and of no path")
     if not found.checkpoint:
@@ -290,6 +294,24 @@ def _renames(tree: ast.Module, names: _Names) -> Iterator[tuple[str, str]]:
             old, new = _clean(names.text(owner)), _clean(names.text(node.args[0]))
             if old and new:
                 yield old, new
+
+
+def _pointers(tree: ast.Module, names: _Names) -> Iterator[tuple[str, str]]:
+    """Files without a format that the program writes, and links that it makes, whose name has "latest" in it."""
+    for node in ast.walk(tree):
+        place, kind = None, "file"
+        match node:
+            case ast.Call(args=[path, ast.Constant(value=str(mode)), *_]) if _called(node) == "open" and "w" in mode:
+                place = path
+            case ast.Call(func=ast.Attribute(value=owner, attr="write_text")):
+                place = owner
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="os"), attr="symlink"), args=[_, path, *_]):
+                place, kind = path, "link"
+            case ast.Call(func=ast.Attribute(value=owner, attr="symlink_to")):
+                place, kind = owner, "link"
+        path_text = _clean(names.text(place)) if place is not None else ""
+        if _POINTER.search(path_text) and "*" not in path_text:
+            yield kind, path_text
 
 
 def _clean(path: str) -> str:

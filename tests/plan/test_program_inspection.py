@@ -270,3 +270,30 @@ def test_the_loss_of_the_transformers_trainer_is_read_as_it_was(loss):
     assert [re.search(found.loss, f"{{'loss': {value}, 'epoch': 1.0}}")[1] for value in (loss, f"'{loss}'")] == [
         loss
     ] * 2
+
+
+@pytest.mark.parametrize(
+    ("line", "latest"),
+    [
+        ("open(os.path.join(out, 'latest'), 'w').write(name)", ("file", "out/latest")),
+        (
+            "Path(out, 'x')\n(Path(out) / 'latest_checkpointed_iteration.txt').write_text(str(step))",
+            ("file", "out/latest_checkpointed_iteration.txt"),
+        ),
+        ("os.symlink(name, f'{out}/latest')", ("link", "out/latest")),
+        ("Path(f'{out}/ckpt-latest').symlink_to(name)", None),
+        ("open(out + '/latest')", None),
+        ("open(out + '/latest.json', 'w')", None),
+        ("open(f'{out}/{name}/latest', 'w')", None),
+        ("open('/data/latest', 'w')", None),
+    ],
+)
+def test_what_names_the_newest_checkpoint_is_in_the_plan(line, latest):
+    found = inspect(f"out = 'out'\nfor step in x:\n    torch.save(x, f'out/ckpt-{{step}}')\n{line}", [])
+    section = parse(plan_text("t.py", [], found), "plan.toml").stage[0].foreign
+    assert found.checkpoint == "out/ckpt-*"
+    assert (
+        section.latest is None
+        if latest is None
+        else (getattr(section.latest, latest[0]), section.latest.text) == (latest[1], "{name}")
+    )

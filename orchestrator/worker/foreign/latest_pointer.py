@@ -18,8 +18,9 @@ from kgorch.system import files
 from kgorch.worker.foreign import checkpoint_copy
 from kgorch.worker.foreign.candidates import scan
 
-MAX_CHARACTERS = 2000
-"""Of a file that names a checkpoint. One that holds more is another file, which is not overwritten."""
+MAX_CHARACTERS = 200
+"""Of a file that names a checkpoint. One that holds more, or several lines, is another file, which is not overwritten: what is
+overwritten stands in the journal."""
 
 
 class LatestPointer:
@@ -112,7 +113,7 @@ class LatestPointer:
         if not self._is_link and self._path.is_file():
             with open(self._path, encoding="utf-8", errors="replace") as file:
                 text = file.read(MAX_CHARACTERS + 1).rstrip()
-            if len(text) <= MAX_CHARACTERS:
+            if len(text) <= MAX_CHARACTERS and "\n" not in text:
                 return text
         raise KgorchError(
             f"stage.foreign.latest: {self._name} is no {'link' if self._is_link else 'file with the name of a checkpoint'}",

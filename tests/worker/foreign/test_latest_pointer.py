@@ -71,7 +71,8 @@ def test_nothing_else_is_overwritten(root):
     """As where the plan names a file of results."""
     for name, make in {
         "folder": Path.mkdir,
-        "long": lambda path: path.write_text("x" * 3000),
+        "long": lambda path: path.write_text("x" * 300),
+        "lines": lambda path: path.write_text("loss 0.1\nloss 0.2\n"),
         "pipe": os.mkfifo,
     }.items():
         make(root / "out" / name)
