@@ -27,12 +27,12 @@ def main(epochs: int, sleep: float, after: float, enough: int, fail: bool) -> No
         )
         loader = session.loader(data, 16)
         for batch in session.steps(loader, epochs):
+            if enough and session.step == enough:
+                break
             session.backward(batch, lambda part: (net(part[0]) - part[1]).square().mean())
             optimizer.step()
             optimizer.zero_grad()
             time.sleep(sleep)
-            if session.step == enough:
-                break
         rank, output = session.rank, session.output
     begun, done = Path(output, f"begun{rank}"), Path(output, f"done{rank}")
     is_first = not begun.exists()
