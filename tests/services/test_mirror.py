@@ -318,7 +318,9 @@ def test_a_run_is_mirrored_as_it_trains_and_what_was_missed_follows_at_a_session
     wait_until(lambda: kgorch.try_status() and len(kgorch.events("mirrored")) > 2)
     kgorch.kill_everything()
     wait_until(lambda: not processes_of(kgorch.home))
-    assert len(_mirrored(kgorch, place)) >= 2
+    [folder] = place.glob("test-*")
+    # one that the kill has cut short has no manifest yet, and is written again
+    assert sum(1 for path in folder.glob("train/step-*/manifest.json") if verify_checkpoint(path.parent)) >= 2
     place.rename(away)
     saved = len(kgorch.events("checkpoint_verified"))
     supervisor = kgorch.background("start", str(plan))
