@@ -376,5 +376,7 @@ def _facts(engine: Engine, run: RunInfo, scope: RungScope) -> MemoryFacts:
         with contextlib.suppress(KeyError, TypeError, ValueError):  # the journal may be another machine's
             if facts["stage"] == scope.stage:
                 numbers = {name: int(facts[name]) for name in ("batch", "num_workers", "blocks")}
-                return MemoryFacts(**numbers, batchnorm=facts["batchnorm"] == "True", device=str(facts["device"]))
+                divides = facts.get("divides") != "False"  # earlier versions did not tell
+                has_batchnorm, device = facts["batchnorm"] == "True", str(facts["device"])
+                return MemoryFacts(**numbers, divides=divides, batchnorm=has_batchnorm, device=device)
     return MemoryFacts(device="cpu" if scope.device == "cpu" else "cuda")

@@ -209,10 +209,10 @@ class ForeignSection(PlanTable):
         place = ("latest", "file" if self.latest.file else "link")
         if self.checkpoint is None:
             raise problem_at("latest names the newest checkpoint, and `checkpoint` says nowhere to find one", place)
-        if foreign_checkpoint.matches(self.latest.place, self.checkpoint):
-            raise problem_at(
-                f"{self.latest.place} is a checkpoint by `checkpoint`: give that a narrower pattern", place
-            )
+        parts = self.latest.place.split("/")
+        for number in range(len(parts)):
+            if foreign_checkpoint.matches(path := "/".join(parts[: number + 1]), self.checkpoint):
+                raise problem_at(f"{path} is a checkpoint by `checkpoint`: give that a narrower pattern", place)
         return self
 
     def as_launch(self) -> dict[str, Any]:

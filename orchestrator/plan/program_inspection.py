@@ -301,7 +301,11 @@ def _pointers(tree: ast.Module, names: _Names) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
         place, kind = None, "file"
         match node:
-            case ast.Call(args=[path, ast.Constant(value=str(mode)), *_]) if _called(node) == "open" and "w" in mode:
+            case ast.Call(args=[path, ast.Constant(value=str(mode)), *_]) if _called(node) == "open" and mode in (
+                "w",
+                "wt",
+                "w+",
+            ):
                 place = path
             case ast.Call(func=ast.Attribute(value=owner, attr="write_text")):
                 place = owner

@@ -109,7 +109,7 @@ def _facts(engine: Engine, run: RunInfo, row: SessionInfo) -> bottlenecks.Traini
     return bottlenecks.TrainingSetup(
         workers=_count(facts, "num_workers"),
         ranks=attempt.ranks if attempt else None,
-        batch=_count(facts, "batch"),
+        batch=_count(facts, "batch") if facts.get("divides") != "False" else 0,
         microbatch=launch_settings(engine, run, plan, _place(attempt)).now.microbatch if attempt else None,
         cached=bool(plan.data.cache),
     )

@@ -21,14 +21,16 @@ MAX_EVENTS, MAX_NAMED = 500, 3
 def of_run(engine: Engine, run: RunInfo, row: SessionInfo) -> View:
     """By topic: what the newest session has told last, and what of `LASTING` earlier attempts have told otherwise.
 
-    Where it has ended without a word, as by a time limit before its first step, the session before it counts.
+    Where it has ended without a word, as by a time limit before its first step, the one of its stage before it counts.
 
     Without those a note would be gone with the object: a warm-up that no checkpoint held has nothing to change any more after it.
     """
     kinds = (EventKind.EXACTNESS,)
     newest = sessions.newest_event(engine, run.id, kinds, session_id=row.id)
     if newest is None and row.phase in OVER:
-        newest = sessions.newest_event(engine, run.id, kinds)
+        before = sessions.newest_event(engine, run.id, kinds)
+        attempt = sessions.last_attempt(engine, before.session_id) if before and before.session_id else None
+        newest = before if attempt and attempt.stage == row.stage else None
     facts = dict(newest.facts) if newest else {}
     told = sessions.events_of_kind(engine, run.id, EventKind.EXACTNESS, limit=MAX_EVENTS)
     if all(event.facts.get(topic) in (None, facts.get(topic)) for event in told for topic in LASTING):

@@ -31,7 +31,7 @@ MAX_RUNGS = 20
 """Newest rungs of the memory ladder in a view."""
 
 MOST_WITHOUT_STEP = 10
-"""Newest sessions among which the last one with a step is searched."""
+"""Newest sessions in which is searched what the last one has not told."""
 
 
 def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View:
@@ -53,7 +53,7 @@ def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View
     # Training outlives its supervisor: a later resume adopts it.
     is_training = row is not None and not is_alive and row.phase not in OVER and is_running(engine, row)
     elsewhere = remote_view.of_run(engine, run)
-    reached = _with_progress(engine, run, row) if row else None
+    reached = _reached(engine, run, row) if row else {}
     return {
         "run": run.name,
         "run_number": run.number,
@@ -66,18 +66,18 @@ def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View
             {"name": item.name, "done": item.finished_at is not None, "step": max_steps.get(item.name)}
             for item in stages
         ],
-        "epoch": reached.epoch if reached else 0,
-        "epochs_total": (reached.epochs_total or None) if reached else None,
-        "step": row.step if row else 0,
-        "steps_total": (reached.steps_total or None) if reached else None,
+        "epoch": reached.get("epoch", 0),
+        "epochs_total": reached.get("epochs_total"),
+        "step": reached.get("step", 0),
+        "steps_total": reached.get("steps_total"),
         "step_s": (row.step_s or None) if row else None,
-        "samples": reached.samples if reached else 0,
+        "samples": reached.get("samples", 0),
         "session": session_fields(row, is_alive, is_training, now) if row else None,
         "checkpoint": _checkpoint(newest),
         "best": _best(checkpoints.best(engine, run.id)),
         "on_disk": _on_disk(engine, run, row, newest) if row and not is_alive else None,
         "snapshot": _snapshot(run, now) if is_alive or is_training else None,
-        "metrics": finite_metrics(reached.metrics) if reached else {},
+        "metrics": reached.get("metrics", {}),
         "telemetry": _telemetry(engine, row) if row else None,
         "exactness": exactness.of_run(engine, run, row) if row else {},
         "memory": _memory(engine, run, row) if row else None,
@@ -94,15 +94,21 @@ def of_run(engine: Engine, run: RunInfo, *, now: datetime | None = None) -> View
     }
 
 
-def _with_progress(engine: Engine, run: RunInfo, row: SessionInfo) -> SessionInfo:
-    """The session that tells how far the run has come: `row`, or the one before it where that ended without a step."""
-
-    def tells(item: SessionInfo) -> bool:
-        return bool(item.samples or item.steps_total) and (item.stage, item.step) == (row.stage, row.step)
-
-    if tells(row) or row.phase not in OVER:
-        return row
-    return next(filter(tells, reversed(sessions.of_run(engine, run.id, limit=MOST_WITHOUT_STEP))), row)
+def _reached(engine: Engine, run: RunInfo, row: SessionInfo) -> View:
+    """How far the run has come in its stage. What an ended session has not told, as one without a step, those before it have."""
+    told = [row]
+    if row.phase in OVER:
+        before = reversed(sessions.of_run(engine, run.id, limit=MOST_WITHOUT_STEP))
+        told += [item for item in before if item.stage == row.stage and item.id != row.id]
+    here = [item for item in told if item.step == row.step]
+    return {
+        "epoch": next((item.epoch for item in here if item.epoch), 0),
+        "epochs_total": next((item.epochs_total for item in told if item.epochs_total), None),
+        "step": row.step,
+        "steps_total": next((item.steps_total for item in told if item.steps_total), None),
+        "samples": next((item.samples for item in here if item.samples), 0),
+        "metrics": next((finite_metrics(item.metrics) for item in here if item.metrics), {}),
+    }
 
 
 def history(engine: Engine, run: RunInfo, *, limit: int | None = None) -> list[View]:

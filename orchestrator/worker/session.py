@@ -82,11 +82,13 @@ class Session(StepComputation):
         self._loop = StepLoop(state, self._runner, self._paths, supervision, is_guest=is_guest)
         self._own_loop = own_loop = OwnLoop(state, self._loop)
         self._check_end: Callable[[], None] = lambda: None
-        session_end.opened(
-            lambda error: session_end.close(
-                error, state, own_loop, supervision, leaves_group=not is_guest, check=self._check_end
-            )
-        )
+
+        def end(error: BaseException | None) -> None:
+            if isinstance(error, Exception):
+                self._runner.report_use()  # if memory has run out: before its second step nobody has told
+            session_end.close(error, state, own_loop, supervision, leaves_group=not is_guest, check=self._check_end)
+
+        session_end.opened(end)
         if supervision:
             supervision.link.start()
 

@@ -87,10 +87,12 @@ def test_a_rung_that_needs_a_relaunch_goes_on_where_the_snapshot_was_and_the_ran
     assert "set crop=96 (step" in kgorch("history").stdout and "changes the result" in kgorch("status").stdout
 
 
-def test_a_loop_with_its_own_backward_takes_no_rung_that_cannot_help_it(kgorch):
-    """Each smaller microbatch was an attempt that ran out of memory in the same step."""
+@pytest.mark.parametrize("first", [0, 3])
+def test_a_loop_with_its_own_backward_takes_no_rung_that_cannot_help_it(kgorch, first):
+    """Each smaller microbatch was an attempt that ran out of memory in the same step. Also where the plan has set one."""
     ladder = ["microbatch/2", {"set": {"crop": 96}}]
-    kgorch("start", outgrown(kgorch, ladder, {"crop": 128, "own": True, "batch": 8}, {"crop": 96}))
+    args = {"crop": 128, "own": True, "batch": 8, "from-step": first}
+    kgorch("start", outgrown(kgorch, ladder, args, {"crop": 96}), *(["--set", "memory.microbatch=4"] if first else []))
     assert rungs(kgorch) == ["set crop=96"] and len(kgorch.events("launched")) == 2
 
 

@@ -68,6 +68,7 @@ def test_a_complete_section_is_handed_to_the_agent_as_it_stands():
         ('"out/latest"', '"out/l*"', "plan.toml:18: stage.train.foreign.latest.file: expected one path, without wildcards"),
         ('"out/latest"', '"../latest"', "plan.toml:18: stage.train.foreign.latest.file: expected a path relative to the plan's"),
         ('"out/latest"', '"out/checkpoint-last"', "plan.toml:18: stage.train.foreign.latest.file: out/checkpoint-last is a"),
+        ('"out/latest"', '"out/checkpoint-1/latest"', "plan.toml:18: stage.train.foreign.latest.file: out/checkpoint-1 is a"),
         ('"out/latest"', '{ file = "a", link = "b" }', "plan.toml:18: stage.train.foreign.latest.file: expected file or link"),
         ('"out/latest"', '{ file = "a", text = "{step}" }', "plan.toml:18: stage.train.foreign.latest.text: expected a text"),
         ('"out/latest"', "{ text = \"{name}\" }", "plan.toml:18: stage.train.foreign.latest.file: expected file or link"),

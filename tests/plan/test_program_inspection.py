@@ -286,14 +286,16 @@ def test_the_loss_of_the_transformers_trainer_is_read_as_it_was(loss):
         ("open(out + '/latest.json', 'w')", None),
         ("open(f'{out}/{name}/latest', 'w')", None),
         ("open('/data/latest', 'w')", None),
+        ("pickle.dump(x, open('out/latest', 'wb'))", None),
     ],
 )
-def test_what_names_the_newest_checkpoint_is_in_the_plan(line, latest):
+def test_what_names_the_newest_checkpoint_is_offered_in_the_plan(line, latest):
+    """Not set: in other words than the program's own, it would break a resume that works."""
     found = inspect(f"out = 'out'\nfor step in x:\n    torch.save(x, f'out/ckpt-{{step}}')\n{line}", [])
-    section = parse(plan_text("t.py", [], found), "plan.toml").stage[0].foreign
-    assert found.checkpoint == "out/ckpt-*"
-    assert (
-        section.latest is None
-        if latest is None
-        else (getattr(section.latest, latest[0]), section.latest.text) == (latest[1], "{name}")
-    )
+    text = plan_text("t.py", [], found)
+    assert (found.checkpoint, found.latest) == ("out/ckpt-*", latest) and parse(text, "plan.toml").stage[
+        0
+    ].foreign.latest is None
+    if latest:
+        section = parse(text.replace("# latest", "latest"), "plan.toml").stage[0].foreign.latest
+        assert getattr(section, latest[0]) == latest[1]

@@ -62,16 +62,8 @@ def test_before_the_newest_session_tells_anything_the_notes_of_earlier_ones_are_
 def test_a_session_that_ended_without_a_step_leaves_what_the_one_before_it_told(engine, run, attempt, exactness):
     """`status` knew no more of how many steps, nor how exact they were, after a time limit in the imports."""
     attempt(0, {"data": "keyed", "untracked": WARMUP})
-    reached = {
-        "stage": "train",
-        "step": 9,
-        "epoch": 2,
-        "steps_total": 20,
-        "epochs_total": 4,
-        "samples": 36,
-        "metrics": {"loss": 0.5},
-    }
-    sessions.update_session(engine, sessions.last(engine, run.id).id, phase="suspended", **reached)
+    reached = {"step": 9, "epoch": 2, "steps_total": 20, "epochs_total": 4, "samples": 36, "metrics": {"loss": 0.5}}
+    sessions.update_session(engine, sessions.last(engine, run.id).id, phase="suspended", stage="train", **reached)
     attempt(9)
     last = sessions.last(engine, run.id).id
     sessions.update_session(engine, last, stage="train", step=9)
@@ -80,6 +72,16 @@ def test_a_session_that_ended_without_a_step_leaves_what_the_one_before_it_told(
     shown = run_view.of_run(engine, run)
     assert {name: shown[name] for name in reached} == reached
     assert exactness() == {"data": "keyed", "untracked": WARMUP}
+    sessions.update_session(engine, last, metrics={"accuracy": 0.9}, step=8)
+    shown = run_view.of_run(engine, run)
+    assert [shown[name] for name in ("metrics", "step", "steps_total", "samples")] == [{"accuracy": 0.9}, 8, 20, 0], (
+        "its own are kept, and what was told at another step is not"
+    )
+    attempt(0, stage="tune")
+    sessions.update_session(engine, sessions.last(engine, run.id).id, phase="suspended", stage="tune")
+    assert (
+        exactness() == {"untracked": f"in session 1: {WARMUP}"} and run_view.of_run(engine, run)["steps_total"] is None
+    )
 
 
 def test_nothing_is_left_of_a_beginning_that_was_given_up(attempt, exactness):

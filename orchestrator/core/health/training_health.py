@@ -109,6 +109,11 @@ class PastRemedy:
     why: str
     seen: int
 
+    @property
+    def only_went_back(self) -> bool:
+        """Another attempt began, and nothing was left out or changed: weights had gone bad since `step`."""
+        return self.remedy in ("skip", "rollback") and self.seen != self.step
+
 
 def parse_remedy(written: str | Mapping[str, Any]) -> Remedy:
     """Parse a remedy of the plan's list: a string, or a table with `set`.
@@ -133,25 +138,27 @@ def parse_remedy(written: str | Mapping[str, Any]) -> Remedy:
 
 def next_remedy(policy: Iterable[Remedy], past: Sequence[PastRemedy], kind: str, step: int) -> Remedy | None:
     """The remedy for an issue that began at `step` or later; None when none is left."""
-    remedies = [remedy for remedy in policy if remedy.helps(kind)]
-    index = 0
+    remedies, index, went_back, is_skip = list(policy), 0, False, False
     for before, after in zip(past, [*(item.step for item in past), step][1:], strict=True):
-        index = _next_index(index, after - before.seen, remedies, kind)
-    return remedies[index] if index < len(remedies) else None
+        steps = after - before.seen
+        index = 0 if steps > QUIET else _index_of(before, remedies, index)
+        went_back = steps <= SOON and before.only_went_back
+        if steps <= SOON:
+            is_skip = went_back and [item.name for item in remedies[index : index + 1]] == ["skip"]
+            index += 1
+    left = [remedy for remedy in remedies[index:] if remedy.helps(kind)]
+    if kind == WEIGHTS and went_back:
+        # There a skip leaves nothing out (`name_of`), so it would compute once more what has gone bad, as a rollback behind it.
+        while left and (left[0].name == "skip" or (is_skip and left[0].name == "rollback")):
+            is_skip = is_skip or left[0].name == "skip"
+            del left[0]
+    return left[0] if left else None
 
 
-def _next_index(index: int, steps: int, remedies: Sequence[Remedy], kind: str) -> int:
-    """Index of the remedy to apply so many steps after the one before was applied."""
-    if steps > QUIET:
-        return 0
-    if steps > SOON or index >= len(remedies):
-        return index
-    names = [remedy.name for remedy in remedies[index:]]
-    if kind != WEIGHTS or names[0] != "skip":
-        return index + 1
-    # Where weights went wrong a skip only goes back (`name_of`): the next one, or a rollback, would compute the same again.
-    skips = next((number for number, name in enumerate(names) if name != "skip"), len(names))
-    return index + skips + (names[skips : skips + 1] == ["rollback"])
+def _index_of(applied: PastRemedy, remedies: Sequence[Remedy], index: int) -> int:
+    """Where in the list an applied remedy stands, from `index` on; `index` where the plan has another list now."""
+    names = (applied.remedy, "skip") if applied.remedy == "rollback" else (applied.remedy,)
+    return next((place for place in range(index, len(remedies)) if remedies[place].name in names), index)
 
 
 def related_remedies(past: Sequence[PastRemedy], step: int) -> list[PastRemedy]:

@@ -192,7 +192,8 @@ class MemoryFacts:
     """What the ranks have found out about the training, as far as the choice of a rung depends on it.
 
     Attributes:
-        batch: samples of a rank's share of a step; 0 where it is not known or cannot be split.
+        batch: samples of a rank's share of a step; 0 where it is not known.
+        divides: a step can be computed in parts: its batch can be split, and the script uses session.backward.
         num_workers: the most that a loader asks for.
         batchnorm: the model has BatchNorm, whose statistics depend on the microbatch.
         blocks: repeated blocks of the model, whose activations can be dropped.
@@ -200,6 +201,7 @@ class MemoryFacts:
     """
 
     batch: int = 0
+    divides: bool = True
     num_workers: int = 0
     batchnorm: bool = False
     blocks: int = 0
@@ -283,7 +285,7 @@ def levels(ladder: Sequence[Rung], now: Settings, base: Settings, facts: MemoryF
 def _apply(rung: Rung, now: Settings, base: Settings, facts: MemoryFacts) -> Settings | None:
     """The settings after a rung; None when it would change nothing."""
     match rung.kind:
-        case "microbatch":
+        case "microbatch" if facts.divides:
             least = 2 if facts.batchnorm else 1  # BatchNorm has no statistics of one value
             whole = facts.batch or now.microbatch or 0
             current = min(now.microbatch or whole, whole)

@@ -93,7 +93,9 @@ class AttemptControl:
         facts = {"attempt": attempt.name, "stage": stage, **restored.facts(), "lost_steps": lost}
         facts["standby"] = isinstance(started.process, ForkedShim)
         self._journal.note(EventKind.LAUNCHED, facts)
-        columns: dict[str, Any] = {"stage": stage, "step": attempt.row.first_step, "steps_total": 0, "epochs_total": 0}
+        columns: dict[str, Any] = {"stage": stage, "step": attempt.row.first_step}
+        if stage != live.row.stage:
+            columns |= {"steps_total": 0, "epochs_total": 0}
         session_id = live.row.id
         live.row = live.row._replace(**columns)
         self._journal.write(lambda: sessions.update_session(live.engine, session_id, **columns))

@@ -38,16 +38,16 @@ class LatestPointer:
         self._path, self._is_link = root / self._name, bool(section["link"])
 
     def set(self, handed: str) -> str:
-        """Make it name the checkpoint that the program is handed; where that is none, move it aside if it names none that is there.
+        """Make it name the checkpoint that the program is handed. Without one it is moved aside, unless it names another.
 
         Args:
             handed: path of the checkpoint below the plan's folder; empty for none.
         Returns: what was done, in words; empty for nothing.
-        Raises: KgorchError where it cannot name that checkpoint, or is something else.
+        Raises: KgorchError where it cannot name that checkpoint, or is something else; OSError.
         """
         try:
             return self._point_to(handed) if handed else self._put_away()
-        except OSError as error:
+        except (NotADirectoryError, PermissionError) as error:
             raise KgorchError(f"stage.foreign.latest: {self._name} cannot be used: {error.strerror}") from None
 
     def problem(self) -> str:
@@ -56,10 +56,13 @@ class LatestPointer:
             found = self._content()
         except (KgorchError, OSError) as error:
             return str(error)
-        there = [item.path for item in scan(self._root, self._pattern)]
-        if not there or found in map(self._named, there):
+        names = [self._named(item.path) for item in scan(self._root, self._pattern)]
+        if not names or (found is not None and found in names):
             return ""
-        return f"{self._name} holds {'nothing' if found is None else repr(found)[:200]}, expected {self._named(there[0])!r:.200}"
+        expected = next(
+            (repr(name)[:200] for name in names if name is not None), "the number of a checkpoint, and none has one"
+        )
+        return f"{self._name} holds {'nothing' if found is None else repr(found)[:200]}, expected {expected}"
 
     def _point_to(self, handed: str) -> str:
         """Raises: OSError, KgorchError."""
@@ -86,8 +89,10 @@ class LatestPointer:
     def _put_away(self) -> str:
         """Raises: OSError, KgorchError."""
         found = self._content()
-        if found is None or found in {self._named(item.path) for item in scan(self._root, self._pattern)}:
+        if found is None:
             return ""
+        if found in {self._named(item.path) for item in scan(self._root, self._pattern)}:
+            return f"{self._name} holds {found!r:.200}: the program goes on from there if it looks, for this run hands it nothing"
         aside = checkpoint_copy.move_aside(self._path)
         return f"{self._name} holds {found!r:.200}, which is no checkpoint that is there; it is now {aside}"
 

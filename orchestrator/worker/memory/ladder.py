@@ -47,7 +47,7 @@ class Ladder:
         self.changes = AdjustmentLog(launch, send)
         self.activations = ActivationCheckpointing({})
         self._reported: MemoryFacts | None = None
-        self._divides = True  # batches, on this rank
+        self._splits = True  # batches, on this rank
 
     @property
     def has_rungs(self) -> bool:
@@ -132,19 +132,24 @@ class Ladder:
         facts = {"rank": str(rank), "step": str(step), "what": said}
         self._send(JournalEntry(self._attempt, EventKind.OUT_OF_MEMORY, facts))
 
-    def report_facts(self, rank: int, *, divides: bool | None = None) -> None:
+    def report_facts(self, rank: int, *, splits: bool | None = None) -> None:
         """Send the facts on which the supervisor's choice of a rung depends, when they have changed.
 
         Args:
-            divides: False when a batch could not be divided, or the steps do not use session.backward; None as it was. The other
-                ranks may not know of it, so the rungs that ranks take together do not depend on it.
+            splits: False from the first batch on that could not be split; None as it was. The other ranks do not know of it, so
+                the rungs that ranks take together do not depend on it.
         """
-        self._divides = self._divides if divides is None else divides
-        facts = self._facts if self._divides else replace(self._facts, batch=0)
+        self._splits = self._splits if splits is None else splits
+        facts = replace(self._facts, divides=self._facts.divides and self._splits)
         if rank == 0 and facts != self._reported:
             self._reported = facts
             words = {name: str(value) for name, value in facts.as_dict().items()} | {"stage": self._stage}
             self._send(JournalEntry(self._attempt, EventKind.MEMORY_FACTS, words))
+
+    def report_use(self, rank: int, *, is_used: bool) -> None:
+        """The same on all ranks: whether the script has its batches computed by session.backward. Else no microbatch helps it."""
+        self._facts = replace(self._facts, divides=is_used)
+        self.report_facts(rank)
 
     def down(self, step: int, why: str, *, tells: bool, must: bool) -> None:
         """Take the next rung, before `step`.

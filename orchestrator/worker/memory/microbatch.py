@@ -208,14 +208,14 @@ class MicrobatchRunner:
         return total
 
     def report_use(self) -> None:
-        """Tell the supervisor whether a smaller microbatch can help: not where the script has no batch computed here."""
+        """Tell the ladder whether a smaller microbatch can help: not where the script has no batch computed here."""
         if self._guard:
-            self._guard.ladder.report_facts(self._guard.rank, divides=self.is_used)
+            self._guard.ladder.report_use(self._guard.rank, is_used=self.is_used)
 
     def _report_whole(self) -> None:
         self._report(ladder=NOT_DIVIDED)
         if self._guard:
-            self._guard.ladder.report_facts(self._guard.rank, divides=False)
+            self._guard.ladder.report_facts(self._guard.rank, splits=False)
 
     def _padding(self, samples: int, microbatch: int) -> int:
         """Microbatches of weight 0 that this rank adds, because another one has more.

@@ -65,6 +65,14 @@ def test_bad_weights_go_back_once_before_something_is_changed():
     while remedy := next_remedy(policy, past, WEIGHTS, 100):
         past.append(_taken(100, training_health.name_of(remedy.name, change_of(remedy, ISSUE)), seen=ISSUE.step))
     assert [item.remedy for item in past] == ["rollback", "lr/2"]
+    assert next_remedy(policy, [_taken(10), _taken(11)], WEIGHTS, 12).name == "skip", (
+        "batches were left out: it goes back once"
+    )
+    past = [_taken(10), _taken(11), _taken(9, "rollback", seen=12)]
+    assert next_remedy(policy, past, WEIGHTS, 9).name == "lr/2"
+    assert next_remedy(policy, [_taken(9, "rollback", seen=10), _taken(11)], WEIGHTS, 9).name == "skip", (
+        "one is left out now"
+    )
     rollbacks = [training_health.parse_remedy("rollback")] * 2
     assert next_remedy(rollbacks, [_taken(100, "rollback", seen=300)], WEIGHTS, 100), "the plan asks for two"
     assert not next_remedy(rollbacks[:1], [_taken(100, "rollback", seen=300)], WEIGHTS, 100)
