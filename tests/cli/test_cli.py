@@ -444,6 +444,9 @@ def test_metrics_tells_the_last_and_the_best_of_each_over_all_sessions(kgorch, r
         "train\tdice\t0.3\t12\t0.3\t12\tmax\t1",
     ]
     assert not told.stderr
+    shown = kgorch.on_terminal("metrics", columns=100)
+    assert "values of steps are means over some seconds" in shown.end().text and shown.code == 0
+    assert "means" not in kgorch.on_terminal("metrics", "--name", "dice").end().text, "an evaluation's are exact"
     rows = kgorch("metrics", "ink", "--csv", "--name", "loss", "--name", "dice").stdout.splitlines()
     assert rows[0] == "stage,step,epoch,at,steps,loss,dice"
     assert rows[2] == "train,12,1,2027-01-15T08:00:00.000Z,2,0.25,0.30000000000000004"

@@ -124,6 +124,8 @@ def _print_table(curve: RunMetrics) -> None:
         for item in entries
     ]
     render.table(["stage", "metric", "last", "at step", "best", "at step", "best is", "values"], rows)
+    if render.is_terminal(sys.stdout) and any(point.steps for _, point in curve.points()):
+        render.echo("values of steps are means over some seconds; --json tells over how many steps each is", err=True)
 
 
 def _number(value: float | None) -> str:
