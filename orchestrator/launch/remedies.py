@@ -83,4 +83,5 @@ def _rows(engine: Engine, run: RunInfo, stage: str) -> list[RungInfo]:
 
 
 def _past_remedy(row: RungInfo) -> PastRemedy:
-    return PastRemedy(row.step, row.rung, row.why, row.settings.get("seen", row.step))
+    went_back = "seen" in row.settings and not changes_result(row.settings)
+    return PastRemedy(row.step, row.rung, row.why, row.settings.get("seen", row.step), went_back)

@@ -216,8 +216,14 @@ def _stage(plan: Plan, probe: StageProbe, target: CheckTarget) -> View:
 def _facts(probe: StageProbe) -> MemoryFacts:
     figures = probe.measurements
     # A batch that cannot be divided counts as unknown, as it is for the ranks of a run before their first step.
-    share = figures["share"] if figures["divides"] else 0
-    return MemoryFacts(share, figures["num_workers"], figures["batchnorm"], figures["blocks"], figures["device"])
+    return MemoryFacts(
+        batch=figures["share"],
+        divides=figures["divides"],
+        num_workers=figures["num_workers"],
+        batchnorm=figures["batchnorm"],
+        blocks=figures["blocks"],
+        device=figures["device"],
+    )
 
 
 def judge_memory(plan: Plan, probe: StageProbe, limit: MemoryLimit, facts: MemoryFacts) -> tuple[Verdict, list[Trial]]:

@@ -29,7 +29,7 @@ def of_run(engine: Engine, run: RunInfo, row: SessionInfo) -> View:
     newest = sessions.newest_event(engine, run.id, kinds, session_id=row.id)
     if newest is None and row.phase in OVER:
         before = sessions.newest_event(engine, run.id, kinds)
-        attempt = sessions.last_attempt(engine, before.session_id) if before and before.session_id else None
+        attempt = _attempt_of(before, sessions.attempts(engine, run.id)) if before else None
         newest = before if attempt and attempt.stage == row.stage else None
     facts = dict(newest.facts) if newest else {}
     told = sessions.events_of_kind(engine, run.id, EventKind.EXACTNESS, limit=MAX_EVENTS)
@@ -53,11 +53,17 @@ def _earlier(told: Iterable[EventInfo], attempts: Sequence[AttemptInfo]) -> dict
         of_result.append(attempt)
     last: dict[tuple[str, int], tuple[str, int | None]] = {}  # by topic and attempt
     for event in told:
-        begun = [item for item in attempts if item.session_id == event.session_id and item.started_at <= event.at]
-        if begun and begun[-1] in of_result[:-1]:
+        teller = _attempt_of(event, attempts)
+        if teller and teller in of_result[:-1]:
             texts = {topic: text for topic in LASTING if isinstance(text := event.facts.get(topic), str)}
-            last |= {(topic, begun[-1].id): (text, event.session_id) for topic, text in texts.items()}
+            last |= {(topic, teller.id): (text, event.session_id) for topic, text in texts.items()}
     found: dict[str, dict[str, int | None]] = {}
     for (topic, _), (text, session) in last.items():
         found.setdefault(topic, {})[text] = session
     return found
+
+
+def _attempt_of(event: EventInfo, attempts: Iterable[AttemptInfo]) -> AttemptInfo | None:
+    """The attempt whose ranks have told it."""
+    begun = [item for item in attempts if item.session_id == event.session_id and item.started_at <= event.at]
+    return begun[-1] if begun else None

@@ -103,7 +103,7 @@ def _reached(engine: Engine, run: RunInfo, row: SessionInfo) -> View:
     here = [item for item in told if item.step == row.step]
     return {
         "epoch": next((item.epoch for item in here if item.epoch), 0),
-        "epochs_total": next((item.epochs_total for item in told if item.epochs_total), None),
+        "epochs_total": next((item.epochs_total for item in here if item.epochs_total), None),
         "step": row.step,
         "steps_total": next((item.steps_total for item in told if item.steps_total), None),
         "samples": next((item.samples for item in here if item.samples), 0),

@@ -103,8 +103,9 @@ class MessageHandler:
             step=max(beat.step, live.saved_step),  # one that was long on its way says nothing new
             samples=beat.samples,
             step_s=beat.step_s,
-            steps_total=beat.steps_total,
-            epochs_total=beat.epochs_total,
+            # A further attempt of the stage knows them at its first step; a launch of another stage has reset them.
+            steps_total=beat.steps_total or live.row.steps_total,
+            epochs_total=beat.epochs_total or live.row.epochs_total,
             metrics=beat.metrics,
             save_lead_s=live.state.save_lead_s,
             heartbeat_at=live.clock.utc(),

@@ -20,7 +20,7 @@ import bisect
 import json
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -102,17 +102,14 @@ class PastRemedy:
         remedy: name.
         why: the issue in words.
         seen: step at which the issue was detected.
+        went_back: another attempt began, and nothing was left out or changed: weights had gone bad since `step`.
     """
 
     step: int
     remedy: str
     why: str
     seen: int
-
-    @property
-    def only_went_back(self) -> bool:
-        """Another attempt began, and nothing was left out or changed: weights had gone bad since `step`."""
-        return self.remedy in ("skip", "rollback") and self.seen != self.step
+    went_back: bool = False
 
 
 def parse_remedy(written: str | Mapping[str, Any]) -> Remedy:
@@ -138,27 +135,29 @@ def parse_remedy(written: str | Mapping[str, Any]) -> Remedy:
 
 def next_remedy(policy: Iterable[Remedy], past: Sequence[PastRemedy], kind: str, step: int) -> Remedy | None:
     """The remedy for an issue that began at `step` or later; None when none is left."""
-    remedies, index, went_back, is_skip = list(policy), 0, False, False
+    remedies = list(policy)
+    used, went_back = set[int](), False  # places in the list
     for before, after in zip(past, [*(item.step for item in past), step][1:], strict=True):
         steps = after - before.seen
-        index = 0 if steps > QUIET else _index_of(before, remedies, index)
-        went_back = steps <= SOON and before.only_went_back
-        if steps <= SOON:
-            is_skip = went_back and [item.name for item in remedies[index : index + 1]] == ["skip"]
-            index += 1
-    left = [remedy for remedy in remedies[index:] if remedy.helps(kind)]
-    if kind == WEIGHTS and went_back:
-        # There a skip leaves nothing out (`name_of`), so it would compute once more what has gone bad, as a rollback behind it.
-        while left and (left[0].name == "skip" or (is_skip and left[0].name == "rollback")):
-            is_skip = is_skip or left[0].name == "skip"
-            del left[0]
-    return left[0] if left else None
+        if steps > QUIET:
+            used.clear()
+        elif steps <= SOON and (place := _place_of(before, remedies, used)) is not None:
+            used.add(place)
+        went_back = steps <= SOON and (went_back or before.went_back)
+    names = [remedy.name for remedy in remedies]
+    for place, remedy in enumerate(remedies):
+        # Where weights went wrong a skip leaves nothing out (`name_of`): it would compute the same once more, as would a rollback
+        # behind one. Of rollbacks alone the plan may ask for several.
+        is_vain = kind == WEIGHTS and went_back and remedy.name in ("skip", "rollback") and "skip" in names[: place + 1]
+        if place not in used and remedy.helps(kind) and not is_vain:
+            return remedy
+    return None
 
 
-def _index_of(applied: PastRemedy, remedies: Sequence[Remedy], index: int) -> int:
-    """Where in the list an applied remedy stands, from `index` on; `index` where the plan has another list now."""
-    names = (applied.remedy, "skip") if applied.remedy == "rollback" else (applied.remedy,)
-    return next((place for place in range(index, len(remedies)) if remedies[place].name in names), index)
+def _place_of(applied: PastRemedy, remedies: Sequence[Remedy], used: Container[int]) -> int | None:
+    """Where in the list an applied remedy stands that is not used yet; None where the plan has another list now."""
+    names = (applied.remedy, "skip") if applied.went_back else (applied.remedy,)
+    return next((place for place, item in enumerate(remedies) if place not in used and item.name in names), None)
 
 
 def related_remedies(past: Sequence[PastRemedy], step: int) -> list[PastRemedy]:

@@ -180,7 +180,7 @@ def even_microbatch(share: int, largest: int, facts: MemoryFacts) -> int:
     """
     if largest >= share or not largest:
         return largest
-    return 0 if facts.batchnorm or not facts.batch else -(-share // -(-share // largest))
+    return 0 if facts.batchnorm or not facts.batch or not facts.divides else -(-share // -(-share // largest))
 
 
 def _percent(held: int, limit: int) -> str:

@@ -65,7 +65,6 @@ class PortAudit:
             if "ladder" not in exactness.facts:  # else a Trainer's integration has said why
                 exactness.update(ladder=NO_LADDER)
         elif exactness.facts.get("ladder") == NO_LADDER:
-            self._runner.report_use()
             exactness.update(ladder=SOME_LADDER)
 
     def _report_untracked(self, untracked: UntrackedState) -> None:

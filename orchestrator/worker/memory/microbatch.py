@@ -108,7 +108,10 @@ class MicrobatchRunner:
             See OomRetry.run.
         """
         is_own = bool(self.parts) and batch is self.parts[0][0]
-        self.saw_batch, self.is_used = self.saw_batch or is_own, True
+        self.saw_batch = self.saw_batch or is_own
+        if not self.is_used:
+            self.is_used = True
+            self.report_use()
         if self.has_dropout_state:
             rng_state.renew_dropout_state(self._device)
 

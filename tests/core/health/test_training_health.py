@@ -29,7 +29,9 @@ POLICY = [training_health.parse_remedy(name) for name in ("skip", "rollback", "r
 
 
 def _taken(step, remedy="skip", seen=None):
-    return PastRemedy(step, remedy, f"rank 0: loss is nan at step {step}", step if seen is None else seen)
+    """Args: seen: where weights were bad; then the remedy has only gone back, unless it is another one."""
+    went_back = seen is not None and remedy in ("skip", "rollback")
+    return PastRemedy(step, remedy, f"rank 0: loss is nan at step {step}", step if seen is None else seen, went_back)
 
 
 def _next(*past, step, kind=LOSS):
@@ -68,14 +70,25 @@ def test_bad_weights_go_back_once_before_something_is_changed():
     assert next_remedy(policy, [_taken(10), _taken(11)], WEIGHTS, 12).name == "skip", (
         "batches were left out: it goes back once"
     )
-    past = [_taken(10), _taken(11), _taken(9, "rollback", seen=12)]
-    assert next_remedy(policy, past, WEIGHTS, 9).name == "lr/2"
-    assert next_remedy(policy, [_taken(9, "rollback", seen=10), _taken(11)], WEIGHTS, 9).name == "skip", (
-        "one is left out now"
+    past = [_taken(10), _taken(11), _taken(12, "rollback", seen=12)]
+    assert next_remedy(policy, past, WEIGHTS, 12).name == "lr/2"
+    assert next_remedy(policy, [_taken(9, "rollback", seen=10), _taken(11)], WEIGHTS, 9).name == "lr/2", (
+        "done again as it was"
     )
+    assert next_remedy(policy, [_taken(9, "rollback", seen=10)], LOSS, 11).name == "skip"
     rollbacks = [training_health.parse_remedy("rollback")] * 2
     assert next_remedy(rollbacks, [_taken(100, "rollback", seen=300)], WEIGHTS, 100), "the plan asks for two"
     assert not next_remedy(rollbacks[:1], [_taken(100, "rollback", seen=300)], WEIGHTS, 100)
+
+
+def test_a_remedy_that_was_passed_over_or_is_new_in_the_list_is_not_used_up():
+    policy = [training_health.parse_remedy(name) for name in ("amp=bf16", "lr/2")]
+    assert next_remedy(policy, [_taken(100, "lr/2")], LOSS, 120).name == "amp=bf16", "a spike took the other one"
+    assert next_remedy(policy, [_taken(10), _taken(12)], LOSS, 14).name == "amp=bf16", "the plan has another list now"
+    policy = [training_health.parse_remedy(name) for name in ("skip", "reset_scaler", "skip")]
+    assert next_remedy(policy, [_taken(10), _taken(12)], LOSS, 14).name == "reset_scaler", (
+        "two ranks have noted one each"
+    )
 
 
 def test_a_spike_takes_no_remedy_against_overflow():

@@ -226,7 +226,7 @@ def test_under_ddp_the_bits_are_the_same(tmp_path):
         )
         for rank in range(2)
     ]
-    said, _ = (rank.communicate(timeout=120)[0] for rank in ranks)
+    said, _ = (rank.communicate(timeout=280)[0] for rank in ranks)
     assert [rank.returncode for rank in ranks] == [0, 0]
     answers = [
         line.split()[0] for line in said.splitlines() if not line.startswith("[Gloo]")
