@@ -6,6 +6,7 @@ All of it happens between two optimizer steps, on the thread that trains.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +18,14 @@ from kgorch.checkpoint.manifest import Manifest, creation_instant
 from kgorch.errors import UNWRITABLE
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.worker import local_tensors, rng_state, session_end
-from kgorch.worker.checkpoint import gc_pause, sharded_tensors, snapshot_buffer, state_codec, trainable_weights
+from kgorch.worker.checkpoint import (
+    gc_pause,
+    replicas,
+    sharded_tensors,
+    snapshot_buffer,
+    state_codec,
+    trainable_weights,
+)
 from kgorch.worker.checkpoint.snapshot_writer import RankSnapshot, is_on_disk
 from kgorch.worker.checkpoint.state_codec import CapturedState
 from kgorch.worker.memory.ladder import manifest_entries
@@ -86,6 +94,7 @@ class SaveCoordinator:
         self._metric_log = supervision.metric_log
         self._next_snapshot_s = math.inf
         self.saved_at: int | None = None
+        self._compared = 0
 
     def plan_snapshot(self, intervals: float = 1.0) -> None:
         """Set when rank 0 asks for the next snapshot that stays in memory."""
@@ -151,10 +160,24 @@ class SaveCoordinator:
             return None
         if self._state.probe.is_probe:  # whose state is never resumed from
             return capture_boundary(self._state)
+        self._compare_ranks()
         return capture_boundary(
             self._state,
             lambda tensors: self._guard.check_state(tensors, self._state.position.step, self._board.vote_everywhere),
         )
+
+    def _compare_ranks(self) -> None:
+        """Tell of weights that are not the same on all ranks, at the first saves. All ranks call it together."""
+        state = self._state
+        if state.member.world_size == 1 or self._compared == replicas.COMPARISONS:
+            return
+        self._compared += 1
+        mine = replicas.digest(weight for _, weight in state.tracked.weights())
+        if not replicas.is_same(mine, self._board.vote_everywhere):
+            self._compared = replicas.COMPARISONS
+            state.exactness.update(weights=replicas.DIFFER)
+            if state.member.rank == 0:
+                print(f"kgorch: weights: {replicas.DIFFER}", file=sys.stderr, flush=True)
 
     def save(self, slot: int, boundary: BoundaryState | None, *, persist: bool, final: bool = False) -> bool:
         """Copy the state to a snapshot buffer. Returns whether that succeeded.

@@ -84,6 +84,15 @@ def test_a_run_killed_at_random_has_the_bits_of_an_uninterrupted_one(kgorch, uni
     assert kgorch.export() == uninterrupted(ranks).state
 
 
+@pytest.mark.parametrize("averaged", [False, True])
+def test_ranks_that_train_apart_are_told_of_and_those_whose_script_averages_are_not(kgorch, averaged):
+    """Without a wrapper each rank trained a model of its own, and a checkpoint was a mixture of both."""
+    kgorch("start", str(kgorch.plan("apart.py", ranks=2, args={"averaged": averaged})))
+    said = kgorch.status()["exactness"].get("weights", "")
+    assert said == "" if averaged else said.startswith("they differ between the ranks")
+    assert ("weights: they differ" in kgorch.logs()) is not averaged
+
+
 def _trained_beyond(kgorch: Kgorch, step: int) -> int:
     """The step at which the run trains, once a supervised attempt has come further than `step`; else 0."""
     found = kgorch.try_status()

@@ -1,0 +1,52 @@
+"""Whether all ranks hold the same weights. A checkpoint holds each tensor once, some of them from each rank.
+
+A model that is not wrapped, and whose gradients nobody averages, is another one on each rank: its checkpoint would be a mixture.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from kgorch.worker import local_tensors
+
+TENSORS, VALUES = 64, 64
+"""Weights that are looked at, spread over all of them, and values of each: ranks that train apart differ in nearly all."""
+
+COMPARISONS = 3
+"""Saves of an attempt before which the ranks are compared."""
+
+DIFFER = (
+    "they differ between the ranks, and a checkpoint holds some of each: wrap the model in DistributedDataParallel, or average"
+    " gradients or weights in the script"
+)
+"""What `exactness` says of weights."""
+
+
+def digest(weights: Iterable[torch.Tensor]) -> bytes:
+    """Two bytes that depend on a sample of the weights' values."""
+    usable = [
+        weight.detach()
+        for weight in weights
+        if not is_lazy(weight)
+        and not local_tensors.is_sharded(weight)
+        and weight.layout is torch.strided
+        and weight.is_floating_point()
+        and weight.numel()
+    ]
+    hashed = hashlib.blake2b(digest_size=2)
+    for weight in usable[:: -(-len(usable) // TENSORS) or 1]:
+        # of a row in the middle: a flat view of a weight in another memory format would be a copy of all of it
+        row = weight[tuple(size // 2 for size in weight.shape[:-1])].reshape(-1)[:VALUES]
+        hashed.update(row.to("cpu", torch.float64).numpy().tobytes())
+    return hashed.digest()
+
+
+def is_same(mine: bytes, vote: Callable[[int], int]) -> bool:
+    """Whether all ranks have these bytes. All call it together. Args: vote: the highest number (0 to 255) of all ranks."""
+    return all(
+        vote(byte) == 255 - vote(255 - byte) for byte in mine
+    )  # all see the same votes, so all end at the same one

@@ -1,0 +1,57 @@
+"""Whether all ranks hold the same weights, by a sample of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from kgorch.worker.checkpoint import replicas
+
+
+def model(seed: int = 0, **kind) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Embedding(10, 4), nn.Linear(4, 200)).to(**kind)
+
+
+@pytest.mark.parametrize(
+    "kind", [{}, {"memory_format": torch.channels_last}, {"dtype": torch.bfloat16}, {"dtype": torch.float64}]
+)
+def test_the_digest_is_of_the_values(kind):
+    mine = replicas.digest(model(**kind).parameters())
+    assert len(mine) == 2 and mine == replicas.digest(model(**kind).parameters())
+    assert mine != replicas.digest(model(1, **kind).parameters())
+    channels_last = replicas.digest(model(memory_format=torch.channels_last).parameters())
+    assert channels_last == replicas.digest(model().parameters()), "whatever the order in memory"
+
+
+def test_what_has_no_plain_values_is_left_out():
+    odd = [nn.LazyLinear(3).weight, torch.zeros(0), torch.ones(3, dtype=torch.int64), torch.eye(3).to_sparse()]
+    assert replicas.digest(odd) == replicas.digest([])
+    assert replicas.digest([*odd, torch.tensor(1.0)]) != replicas.digest([*odd, torch.tensor(2.0)])
+
+
+def test_each_of_many_weights_may_be_the_one_that_differs_in_a_large_part():
+    weights = [torch.full((3, 3), float(number)) for number in range(1000)]
+    assert (
+        len(
+            {
+                replicas.digest(weights),
+                replicas.digest([weight + (number % 3) for number, weight in enumerate(weights)]),
+            }
+        )
+        == 2
+    )
+
+
+@pytest.mark.parametrize("theirs", [b"\x00\xff", b"\x07\x05", b"\x05\x07", b"\x00\x00"])
+def test_ranks_are_the_same_where_all_bytes_are(theirs):
+    for mine in (theirs, b"\x07\x07", b"\xff\x00"):
+        votes = iter(
+            [
+                number
+                for one, other in zip(mine, theirs, strict=True)
+                for number in (max(one, other), 255 - min(one, other))
+            ]
+        )
+        assert replicas.is_same(mine, lambda flag, votes=votes: next(votes)) == (mine == theirs)
