@@ -307,7 +307,9 @@ def test_fewer_processes_cannot_play_the_ranks_of_a_sharded_model():
     ("samples", "most", "weights"), [(8, 2, [0.5, 0.5]), (5, 3, [0.8, 0.2, 0.0]), (2, 2, [1.0, 0.0])]
 )
 def test_a_rank_with_fewer_samples_computes_as_many_microbatches_as_the_others(alone, samples, most, weights):
-    ladder = SimpleNamespace(settings=SimpleNamespace(microbatch=4), has_rungs=False, report_use=lambda rank, is_used: None)
+    ladder = SimpleNamespace(
+        settings=SimpleNamespace(microbatch=4), has_rungs=False, report_use=lambda rank, is_used: None
+    )
     health = SimpleNamespace(is_on=False, add_loss=lambda loss: None, skips=lambda step: False)
     guards = SimpleNamespace(
         ladder=ladder, health=health, board=SimpleNamespace(vote_everywhere=lambda flag: most), rank=0
