@@ -9,9 +9,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 
 import torch
-from torch.nn.parameter import is_lazy
-
-from kgorch.worker import local_tensors
+from torch import nn
 
 TENSORS, VALUES = 64, 64
 """Weights that are looked at, spread over all of them, and values of each: ranks that train apart differ in nearly all."""
@@ -31,8 +29,9 @@ def digest(weights: Iterable[torch.Tensor]) -> bytes:
     usable = [
         weight.detach()
         for weight in weights
-        if not is_lazy(weight)
-        and not local_tensors.is_sharded(weight)
+        # another type (a DTensor, a quantised weight, a lazy one) may be a piece of a tensor, or do without indexing
+        if type(weight) in (torch.Tensor, nn.Parameter)
+        and not weight.is_meta
         and weight.layout is torch.strided
         and weight.is_floating_point()
         and weight.numel()

@@ -25,8 +25,16 @@ def test_the_digest_is_of_the_values(kind):
     assert channels_last == replicas.digest(model().parameters()), "whatever the order in memory"
 
 
+class Odd(torch.Tensor):
+    """As the weights of a library for quantisation."""
+
+    def __getitem__(self, index):
+        raise NotImplementedError
+
+
 def test_what_has_no_plain_values_is_left_out():
     odd = [nn.LazyLinear(3).weight, torch.zeros(0), torch.ones(3, dtype=torch.int64), torch.eye(3).to_sparse()]
+    odd += [nn.Parameter(torch.empty(3, device="meta")), nn.Parameter(Odd(torch.ones(3)))]
     assert replicas.digest(odd) == replicas.digest([])
     assert replicas.digest([*odd, torch.tensor(1.0)]) != replicas.digest([*odd, torch.tensor(2.0)])
 
