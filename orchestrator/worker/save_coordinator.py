@@ -158,9 +158,9 @@ class SaveCoordinator:
         """The state, after all ranks have checked that it is finite; None where nothing is tracked. Raises: Unwell."""
         if not self._state.tracked:
             return None
+        self._compare_ranks()
         if self._state.probe.is_probe:  # whose state is never resumed from
             return capture_boundary(self._state)
-        self._compare_ranks()
         return capture_boundary(
             self._state,
             lambda tensors: self._guard.check_state(tensors, self._state.position.step, self._board.vote_everywhere),
