@@ -98,14 +98,16 @@ class MessageHandler:
     def _on_heartbeat(self, beat: Heartbeat) -> None:
         live = self._live
         live.state = live.state.observing(gap_s=beat.gap_s, step_s=beat.step_s)
+        # A further attempt of the stage knows the totals at its first step; a launch of another stage has reset them.
+        is_new = live.attempt is not None and beat.step <= live.attempt.row.first_step
+        known = (live.row.steps_total, live.row.epochs_total) if is_new else (0, 0)
         live.row = live.row._replace(
             epoch=beat.epoch,
             step=max(beat.step, live.saved_step),  # one that was long on its way says nothing new
             samples=beat.samples,
             step_s=beat.step_s,
-            # A further attempt of the stage knows them at its first step; a launch of another stage has reset them.
-            steps_total=beat.steps_total or live.row.steps_total,
-            epochs_total=beat.epochs_total or live.row.epochs_total,
+            steps_total=beat.steps_total or known[0],
+            epochs_total=beat.epochs_total or known[1],
             metrics=beat.metrics,
             save_lead_s=live.state.save_lead_s,
             heartbeat_at=live.clock.utc(),

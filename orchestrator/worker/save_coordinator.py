@@ -172,12 +172,12 @@ class SaveCoordinator:
         if state.member.world_size == 1 or self._compared == replicas.COMPARISONS:
             return
         self._compared += 1
-        mine = replicas.digest(weight for _, weight in state.tracked.weights())
-        if not replicas.is_same(mine, self._board.vote_everywhere):
+        if names := replicas.differing(state.tracked.things, self._board.vote_everywhere):
             self._compared = replicas.COMPARISONS
-            state.exactness.update(weights=replicas.DIFFER)
+            what = replicas.DIFFER.format(", ".join(names))
+            state.exactness.update(weights=what)
             if state.member.rank == 0:
-                print(f"kgorch: weights: {replicas.DIFFER}", file=sys.stderr, flush=True)
+                print(f"kgorch: {what}", file=sys.stderr, flush=True)
 
     def save(self, slot: int, boundary: BoundaryState | None, *, persist: bool, final: bool = False) -> bool:
         """Copy the state to a snapshot buffer. Returns whether that succeeded.

@@ -88,11 +88,11 @@ def test_a_run_killed_at_random_has_the_bits_of_an_uninterrupted_one(kgorch, uni
 def test_ranks_that_train_apart_are_told_of_and_those_whose_script_averages_are_not(kgorch, averaged):
     """Without a wrapper each rank trained a model of its own, and a checkpoint was a mixture of both."""
     plan = str(kgorch.plan("apart.py", ranks=2, args={"averaged": averaged}))
-    assert ("they differ between the ranks" in kgorch("check", plan).stdout) is not averaged
+    assert ("net: the weights differ between the ranks" in kgorch("check", plan).stdout) is not averaged
     kgorch("start", plan)
     said = kgorch.status()["exactness"].get("weights", "")
-    assert said == "" if averaged else said.startswith("they differ between the ranks")
-    assert ("weights: they differ" in kgorch.logs()) is not averaged
+    assert said == "" if averaged else said.startswith("net: the weights differ between the ranks")
+    assert ("kgorch: net: the weights differ" in kgorch.logs()) is not averaged
 
 
 def _trained_beyond(kgorch: Kgorch, step: int) -> int:

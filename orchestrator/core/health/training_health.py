@@ -143,7 +143,7 @@ def next_remedy(policy: Iterable[Remedy], past: Sequence[PastRemedy], kind: str,
             used.clear()
         elif steps <= SOON and (place := _place_of(before, remedies, used)) is not None:
             used.add(place)
-        went_back = steps <= SOON and (went_back or before.went_back)
+        went_back = after <= before.seen and (went_back or before.went_back)  # the same stretch of steps again
     names = [remedy.name for remedy in remedies]
     for place, remedy in enumerate(remedies):
         # Where weights went wrong a skip leaves nothing out (`name_of`): it would compute the same once more, as would a rollback

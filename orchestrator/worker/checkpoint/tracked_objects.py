@@ -44,7 +44,7 @@ class TrackedObjects:
                     next_step="wrap it in a class that has one",
                 )
         self.things = things
-        self._built = {path: weight.requires_grad for path, weight in self.weights()}
+        self._built = {path: weight.requires_grad for path, weight in self._weights()}
 
     def clear(self) -> None:
         """Track nothing again. Other parts may hold the same dict: it is emptied, so that the objects are freed."""
@@ -65,20 +65,20 @@ class TrackedObjects:
 
     def thawed_or_frozen(self) -> dict[str, bool]:
         """Of the weights that the script has thawed or frozen since `set`: whether they require a gradient now, by path."""
-        now = {path: weight.requires_grad for path, weight in self.weights()}
+        now = {path: weight.requires_grad for path, weight in self._weights()}
         return {path: is_trained for path, is_trained in now.items() if is_trained != self._built.get(path, is_trained)}
 
     def thaw_and_freeze(self, saved: Any) -> None:
         """Do so as an earlier session has. Raises: CannotRestore for a weight of a type that has no gradients."""
         saved = saved if isinstance(saved, dict) else {}
-        for path, weight in self.weights():
+        for path, weight in self._weights():
             if type(is_trained := saved.get(path)) is bool:
                 try:
                     weight.requires_grad_(is_trained)
                 except RuntimeError as error:
                     raise CannotRestore(f"{path} was trained, and cannot be now", str(error)[:300]) from None
 
-    def weights(self) -> Iterator[tuple[str, nn.Parameter]]:
+    def _weights(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Those of the modules, by paths that do not depend on the wrappers of PyTorch; a tied one has several."""
         for name, thing in self.things.items():
             if isinstance(thing, nn.Module):

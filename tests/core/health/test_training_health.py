@@ -72,8 +72,9 @@ def test_bad_weights_go_back_once_before_something_is_changed():
     )
     past = [_taken(10), _taken(11), _taken(12, "rollback", seen=12)]
     assert next_remedy(policy, past, WEIGHTS, 12).name == "lr/2"
-    assert next_remedy(policy, [_taken(9, "rollback", seen=10), _taken(11)], WEIGHTS, 9).name == "lr/2", (
-        "done again as it was"
+    later = [_taken(90, "rollback", seen=100), _taken(130)]
+    assert next_remedy(policy, later, WEIGHTS, 160).name == "skip", (
+        "going back has helped, and nobody has gone back to 160"
     )
     assert next_remedy(policy, [_taken(9, "rollback", seen=10)], LOSS, 11).name == "skip"
     rollbacks = [training_health.parse_remedy("rollback")] * 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from kgorch.worker.checkpoint import replicas
 
@@ -63,3 +64,28 @@ def test_ranks_are_the_same_where_all_bytes_are(theirs):
             ]
         )
         assert replicas.is_same(mine, lambda flag, votes=votes: next(votes)) == (mine == theirs)
+
+
+def test_a_trained_head_on_a_frozen_model_is_looked_at():
+    frozen = [torch.full((3,), float(number)) for number in range(312)]
+    heads = [[nn.Parameter(torch.full((3,), value)) for _ in range(2)] for value in (1.0, 2.0)]
+    assert replicas.digest([*frozen, *heads[0]]) != replicas.digest([*frozen, *heads[1]])
+
+
+def test_the_modules_that_differ_are_named_and_an_average_that_has_not_begun_is_not_one():
+    def voting(*theirs: nn.Module):
+        """The votes of two ranks, of which the other one has these modules."""
+        digests = b"".join(replicas.digest(module.parameters()) for module in theirs)
+        flags = iter([flag for byte in digests for flag in (byte, 255 - byte)])
+        return lambda flag: max(flag, next(flags))
+
+    things = {
+        "net": model(),
+        "swa": AveragedModel(model()),
+        "optimizer": torch.optim.SGD([torch.ones(1)], 0.1),
+        "head": model(2),
+    }
+    assert replicas.differing(things, voting(model(), model(2))) == []
+    assert replicas.differing({"head": model(2)}, voting(model(1))) == ["head"]
+    things["swa"].update_parameters(model())
+    assert replicas.differing(things, voting(model(), model(), model(2))) == [], "it has begun, and is the same"
