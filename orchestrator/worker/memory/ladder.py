@@ -132,14 +132,14 @@ class Ladder:
         facts = {"rank": str(rank), "step": str(step), "what": said}
         self._send(JournalEntry(self._attempt, EventKind.OUT_OF_MEMORY, facts))
 
-    def report_facts(self, rank: int, *, splits: bool | None = None) -> None:
+    def report_facts(self, rank: int, *, splits: bool = True) -> None:
         """Send the facts on which the supervisor's choice of a rung depends, when they have changed.
 
         Args:
-            splits: False from the first batch on that could not be split; None as it was. The other ranks do not know of it, so
-                the rungs that ranks take together do not depend on it.
+            splits: False from the first batch on that could not be split. The other ranks do not know of it, so the rungs that
+                ranks take together do not depend on it.
         """
-        self._splits = self._splits if splits is None else splits
+        self._splits = self._splits and splits
         facts = replace(self._facts, divides=self._facts.divides and self._splits)
         if rank == 0 and facts != self._reported:
             self._reported = facts
