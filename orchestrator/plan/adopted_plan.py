@@ -50,7 +50,9 @@ def plan_text(entry: str, words: Sequence[str], found: ProgramFindings, *, is_fo
     if found.checkpoint and found.latest:
         kind, path = found.latest
         value = _quoted(path) if kind == "file" else f"{{ link = {_quoted(path)} }}"
-        lines.append(f"# latest = {value}" + _remark("where it finds its newest checkpoint by it; say in which words"))
+        lines.append(
+            f"# latest = {value}" + _remark("if it finds its newest checkpoint by that; `text` is what stands there")
+        )
     if first:
         lines.append(f"first = {_quoted(first)}")
     handled = (

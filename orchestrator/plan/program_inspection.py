@@ -20,6 +20,9 @@ MAX_DEPTH = 12
 _SAVES = {"save": 1, "save_file": 1, "save_checkpoint": 0, "save_pretrained": 0, "savez": 0, "save_state": 0}
 """Function → position of the path among its arguments; `save` is torch's."""
 
+_WRITES = ("w", "wt", "w+")
+"""Modes in which a file is written as text."""
+
 _RENAMES = ("rename", "replace", "move")
 _SAYS = ("print", "echo", "write", "log", "debug", "info", "warning", "set_description", "set_postfix_str")
 _PERCENT, _BRACES = re.compile(r"%[-+ #0-9.]*[a-zA-Z]"), re.compile(r"\{[^{}]*\}")
@@ -301,10 +304,8 @@ def _pointers(tree: ast.Module, names: _Names) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
         place, kind = None, "file"
         match node:
-            case ast.Call(args=[path, ast.Constant(value=str(mode)), *_]) if _called(node) == "open" and mode in (
-                "w",
-                "wt",
-                "w+",
+            case ast.Call(args=[path, ast.Constant(value=str(mode)), *_]) if (
+                _called(node) == "open" and mode in _WRITES
             ):
                 place = path
             case ast.Call(func=ast.Attribute(value=owner, attr="write_text")):

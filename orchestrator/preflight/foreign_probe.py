@@ -57,13 +57,8 @@ def describe(figures: Mapping[str, Any]) -> list[tuple[bool, str, str]]:
     """
     lines = [_steps(figures), _checkpoints(figures)]
     if wrong := figures.get("latest"):
-        lines.append(
-            (
-                False,
-                f"{wrong}: it would name the checkpoint that is handed back otherwise",
-                "correct stage.foreign.latest",
-            )
-        )
+        said = f"{wrong}: a resume would write words there that the program may not read"
+        lines.append((False, said, "correct stage.foreign.latest"))
     if not figures["ended"]:
         lines.append(_stop(figures))
     return lines

@@ -394,7 +394,7 @@ def _port_lines(name: str, exactness: Mapping[str, str]) -> Iterator[CheckLine]:
     if untracked := exactness.get("untracked"):
         yield CheckLine(name, WARN, untracked, "docs/your-training.md")
     if weights := exactness.get("weights"):
-        yield CheckLine(name, WARN, weights, "or ranks = 1")
+        yield CheckLine(name, WARN, weights, "wrap the model, or plan ranks = 1")
     if ladder := exactness.get("ladder"):
         yield CheckLine(name, PASS, f"memory ladder: {ladder}", "session.backward, where memory is short")
     if "; " in (data := exactness.get("data", "")):

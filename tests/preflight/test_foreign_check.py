@@ -49,7 +49,7 @@ def test_a_file_that_names_the_newest_checkpoint_in_other_words_than_the_plan_is
     for latest, wrong in ("newest", True), ({"file": "newest", "text": "{number}"}, False):
         _, said = checked(kgorch, shell_plan(script, checkpoint="out/step-*", latest=latest))
         assert [line for line in said if "newest holds" in line] == (
-            ["newest holds '7', expected 'step-007': it would name the checkpoint that is handed back otherwise"]
+            ["newest holds '7', expected 'step-007': a resume would write words there that the program may not read"]
             if wrong
             else []
         )
