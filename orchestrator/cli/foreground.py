@@ -125,6 +125,8 @@ def _print_end(view: dict[str, Any], phase: Phase) -> None:
 
 def _failure(view: dict[str, Any], position: str) -> KgorchError:
     """With the traceback, which a notebook would need another cell to show."""
+    from kgorch.report.failure import next_step  # loads what judges attempts
+
     name, failure = view["run"], view["failure"] or {"where": None, "traceback": [], "code": None}
     where = f" ({failure['where']})" if failure["where"] else ""
     return KgorchError(
@@ -132,7 +134,7 @@ def _failure(view: dict[str, Any], position: str) -> KgorchError:
         f"{view['why']}{where}",
         *(f"  {line}" for line in failure["traceback"]),
         f"newest checkpoint: {position}",
-        next_step=f"kgorch logs {name}; then kgorch resume {name}",
+        next_step=next_step(failure, name, first=f"kgorch logs {name};"),
         error_code=failure["code"] or "KG401",
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from kgorch.launch import launcher
 MAX_LINES = 5
 """Of a traceback's end: two frames and the error."""
 
-OTHER_FAILURE, HANG = "KG401", "KG409"
+OTHER_FAILURE, HANG, NO_STEP = "KG401", "KG409", "KG410"
 FAILURES = {
     RankError.LADDER_EXHAUSTED: "KG502",
     RankError.LOADER_KILLED: "KG502",
@@ -71,6 +72,22 @@ def of_run(engine: Engine, run: RunInfo) -> dict[str, Any] | None:
     }
 
 
+def next_step(failure: Mapping[str, Any] | None, run: str, *, first: str) -> str:
+    """What to type after a failure.
+
+    Args:
+        failure: see `of_run`.
+        run: its name.
+        first: what comes before the next resume where the failure's code says nothing else.
+    """
+    if failure and failure["code"] == NO_STEP:
+        return (
+            "kgorch start PLAN --set session.wall=…, with a longer time limit; or give it less to do before its first step,"
+            f" then kgorch resume {run}"
+        )
+    return f"{first} then kgorch resume {run}"
+
+
 def of_attempt(attempt: AttemptInfo) -> tuple[str | None, list[str]]:
     """Location of the first failure, as `train.py:17`, and the end of its traceback; None and empty if no rank recorded one."""
     failures = attempt_outcome.failures_by_cause(launcher.records(Path(attempt.folder), attempt.ranks))
@@ -100,6 +117,8 @@ def _first_failure(
         first = failures[0]
         return first.rank, first.at or None, location(first.traceback), _end_of(first.traceback), _code(first)
     ended_at = attempt.ended_at.isoformat() if attempt.ended_at else None
+    if sessions.newest_event(engine, run.id, (EventKind.NO_STEP,), session_id=attempt.session_id):
+        return None, ended_at, None, [], NO_STEP
     stacks = sessions.newest_event(engine, run.id, (EventKind.STACKS,), session_id=attempt.session_id)
     if stacks is None or stacks.facts.get("attempt") != Path(attempt.folder).name:
         return None, ended_at, None, [], OTHER_FAILURE

@@ -217,8 +217,11 @@ def test_a_wall_that_no_save_fits_into_is_refused(kgorch):
 
 def test_a_wall_before_the_first_step_is_tried_twice_then_the_run_says_why_and_may_be_mended(kgorch):
     plan = kgorch.plan("never_attaches.py", wall="20s", args={"sleep": 600})
-    assert [kgorch("start", str(plan), code=None).returncode for _ in range(2)] == [10, 20]
+    kgorch("start", str(plan), code=10)
+    second = kgorch("start", str(plan), code=20)
     assert "the wall came before the first step" in kgorch.status()["why"]
+    assert "[KG410]" in second.stderr and "next: kgorch start PLAN --set session.wall=…" in second.stderr
+    assert "next        kgorch start PLAN --set session.wall=…" in kgorch("status").stdout
     kgorch("start", str(plan), "--set", "session.wall=60s", "--set", "stage.train.args.sleep=0")  # mended, it goes on
 
 

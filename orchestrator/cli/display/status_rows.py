@@ -74,7 +74,9 @@ def next_step(view: View) -> str:
         case "train":
             return "training continues"
         case "mend":
-            return f"fix the cause, then {following['command']}"
+            from kgorch.report import failure  # loads what judges attempts; most runs have not failed
+
+            return failure.next_step(view["failure"], view["run"], first="fix the cause,")
         case "remote" | "fetch":
             return remote_rows.next_step(view["run"], view["remote"], daemon_alive=following["daemon_alive"])
         case "slurm":

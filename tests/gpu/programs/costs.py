@@ -7,8 +7,11 @@ Prints one line of facts: seconds of a step on the host, waits for the device, s
 """
 
 import argparse
+import collections
+import cProfile
 import itertools
 import json
+import pstats
 import statistics
 import time
 import warnings
@@ -135,8 +138,16 @@ def main(o: argparse.Namespace) -> None:
         audited = min(AUDITED, o.steps // 4)
         third = (o.steps - audited) // 3
         block = min(BLOCK, max(third, 1))
+        profile = cProfile.Profile() if o.profile else None
         for number, batch in enumerate(session.steps(loader, 1)):
-            if not o.seconds and audited <= number <= audited + third and (number - audited) % block == 0:
+            if profile and number == audited:
+                profile.enable()
+            if (
+                not profile
+                and not o.seconds
+                and audited <= number <= audited + third
+                and (number - audited) % block == 0
+            ):
                 synchronize(device)
                 if block_began_s:
                     blocks.append((time.perf_counter() - block_began_s) / block)
@@ -145,7 +156,7 @@ def main(o: argparse.Namespace) -> None:
             if cycles and not o.seconds and number == audited + 2 * third:
                 synchronize(device)
                 torch.cuda._sleep(cycles)
-            is_counted = not o.seconds and audited + third <= number < audited + 2 * third
+            is_counted = not profile and not o.seconds and audited + third <= number < audited + 2 * third
             with Waits(device) if is_counted else NoCount() as counter:
                 began_step_s = time.perf_counter()
                 loss = session.backward(batch, loss_of)
@@ -163,6 +174,9 @@ def main(o: argparse.Namespace) -> None:
                 snapshots[saver.blocking_s] = [time.monotonic() - began_s, saver.blocking_s, saver.interval_s]
             if o.seconds and time.monotonic() - began_s > o.seconds:
                 break
+        if profile:
+            profile.disable()
+            facts["spent_us"] = spent_us(profile, o.steps - audited)
         synchronize(device)
         facts |= {
             "kgorch_s": statistics.median(times) if times else 0.0,
@@ -181,6 +195,19 @@ def trained(o: argparse.Namespace, device: torch.device) -> tuple[nn.Module, tor
     """A model and its optimizer."""
     model = DistributedDataParallel(Net(o.width, o.depth, o.pad_mb).to(device), broadcast_buffers=False)
     return model, torch.optim.AdamW(model.parameters(), 1e-4)
+
+
+def spent_us(profile: cProfile.Profile, steps: int) -> list[tuple[str, float]]:
+    """Microseconds of a step in each of kgorch's functions, with the built-in ones that it calls; the longest first."""
+    spent: collections.Counter[str] = collections.Counter()
+    for (file, line, name), (_, _, own_s, _, callers) in pstats.Stats(profile).stats.items():
+        if "/kgorch/" in file:
+            spent[f"{file.partition('/kgorch/')[2]}:{line} {name}"] += own_s
+        elif file == "~":
+            for (calling, line, by), (_, _, own_s, _) in callers.items():
+                if "/kgorch/" in calling:
+                    spent[f"{calling.partition('/kgorch/')[2]}:{line} {by}"] += own_s
+    return [(name, round(seconds / steps * 1e6, 1)) for name, seconds in spent.most_common()]
 
 
 def plain_loop(step, batches, device: torch.device, steps: int) -> float:
@@ -236,5 +263,6 @@ if __name__ == "__main__":
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--pad-mb", "--pad_mb", type=int, default=0, help="MiB of state besides")
     parser.add_argument("--work", type=float, default=0.0, help="seconds that the device takes for a forward more")
+    parser.add_argument("--profile", action="store_true", help="what a step spends where, in place of the measurements")
     parser.add_argument("--copies", action="store_true", help="measure a plain copy to pinned memory first")
     main(parser.parse_args())

@@ -74,3 +74,17 @@ def overhead(report: Report) -> None:
     name = "time of a step, of that in PyTorch's own loop"
     if report.on_gpu(name):
         report.at_most(name, facts["kgorch_loop_s"] / facts["plain_loop_s"], OVERHEAD, "of it")
+
+
+@probes(limit_s=60, quick=False)
+def own_python(report: Report) -> None:
+    """In which of its functions kgorch spends a step, as cProfile counts it: the profile makes each call slower."""
+    args = {"steps": 600 if report.is_on_gpu else 20, "width": 256, "depth": 8, "profile": True}
+    options = {"deterministic": "off", "ladder": ["microbatch/2"], "health": {"nan": ["skip"]}}
+    attempt = training.train(report, "profile", args, program="costs.py", **options)
+    if not training.see_that_it_ended(report, attempt, "the profiled training ends"):
+        return
+    spent = training.facts_of(attempt)["spent_us"]
+    report.at_least("functions of kgorch in a step", len(spent), 20)
+    report.note("microseconds in all of them", round(sum(item[1] for item in spent)))
+    report.note("the longest", "; ".join(f"{name} {us:.0f}" for name, us in spent[:25]))
