@@ -25,7 +25,7 @@ COUNT = 1200
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 
 
-def cut_three_times(kgorch: Kgorch, plan: Path, *hurry: str, pauses_s: float) -> list[int]:
+def cut_three_times(kgorch: Kgorch, plan: Path, *hurry: str, pauses_s: float, grace: str = "") -> list[int]:
     """A SIGKILL of everything, two walls, and the end. Returns the steps of its checkpoints.
 
     The walls are three times what this machine needs to a first checkpoint, so each session gets on, but together shorter than
@@ -33,12 +33,13 @@ def cut_three_times(kgorch: Kgorch, plan: Path, *hurry: str, pauses_s: float) ->
 
     Args:
         hurry: words for the last start, which need not pause. pauses_s: of the whole program.
+        grace: the plan's key for it, where the program has to end by itself however crowded the machine is.
     """
     began_s = time.monotonic()
     kgorch.background("start", str(plan), *NO_WALL)
     reached = wait_for_checkpoint(kgorch)
     wall_s = min(max(20, round(3 * (time.monotonic() - began_s))), round(0.45 * pauses_s))
-    wall = ("--set", f"session.wall={wall_s}s")
+    wall = ("--set", f"session.wall={wall_s}s", *(("--set", f"{grace}={wall_s // 4}s") if grace else ()))
     kgorch.kill_everything()
     wait_until(lambda: not processes_of(kgorch.home))
     for _ in range(2):
@@ -154,7 +155,7 @@ def test_a_program_that_saves_on_sigterm_loses_no_step_at_a_wall(kgorch, tmp_pat
     args = {"epochs": 60, "hidden": [8, 4], "amp": False, "pause": 0.15}
     stage = {"entry": "overrides.py", "args": args, "flags": "key=value", "launcher": "none"}
     plan = ForeignPlan(stage, section).write(kgorch)
-    cut_three_times(kgorch, plan, *HURRY, pauses_s=60 * 20 * 0.15)
+    cut_three_times(kgorch, plan, *HURRY, pauses_s=60 * 20 * 0.15, grace="stage.train.foreign.stop.grace")
     ends = [event["facts"] for event in kgorch.events("foreign_stopped")]
     assert len(ends) == 2 and all((facts["saved"], facts["killed"]) == ("yes", "no") for facts in ends)
     walls = [entry for entry in kgorch.history() if entry["phase"] == "suspended"]
