@@ -130,6 +130,10 @@ def _run(command: list[str], environ: Mapping[str, str] = os.environ) -> str:
         ) from None
     except OSError as error:
         raise SlurmUnavailable(f"{command[0]}: {error}") from None
+    if done.returncode < 0:
+        raise SlurmUnavailable(
+            f"{command[0]} was ended by signal {-done.returncode}: what it asked for may have been done"
+        )
     if done.returncode:
         answer = " ".join(done.stderr.split())[:500] or f"exit status {done.returncode}"
         if UNANSWERED.search(answer):

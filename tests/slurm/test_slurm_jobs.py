@@ -105,6 +105,13 @@ def test_a_command_whose_connection_failed_was_not_refused(answers, tmp_path, an
         commands.submit(tmp_path / "job.sh")
 
 
+def test_a_command_that_is_killed_was_not_refused(answers):
+    """As `scontrol requeue` by the very requeue that it asked for."""
+    answers(scontrol="kill $$")
+    with pytest.raises(SlurmUnavailable, match="scontrol was ended by signal 15"):
+        commands.requeue("7")
+
+
 @pytest.fixture
 def ended(engine, run, monkeypatch):
     """What a job's process does after a session at a wall; what comes back is waited for, also on a busy machine."""
