@@ -139,6 +139,15 @@ def extract(value: Any, path: str, table: TensorTable) -> Any:
     )
 
 
+def is_savable(value: Any) -> bool:
+    """Whether a checkpoint can hold the value."""
+    try:
+        extract(value, "value", TensorTable({}))
+    except CannotRestore:
+        return False
+    return True
+
+
 def insert(value: Any, fetch: Fetch, path: str) -> Any:
     """The value of a JSON tree, with the tensors put back.
 

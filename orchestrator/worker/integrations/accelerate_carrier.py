@@ -239,7 +239,10 @@ class AccelerateCarrier:
         things = {
             name: carrier.trainable(item) if name.startswith("model") else item for name, item in self._things().items()
         }
+        further = carrier.further_weights(accelerator._optimizers, accelerator._models)
         custom = {f"custom{number}": item for number, item in enumerate(self._accelerator._custom_objects)}
+        if further is not None:
+            custom["further_weights"] = further
         scaler = getattr(self._accelerator, "scaler", None)
         self.session.track(**things, **custom, **({"scaler": scaler} if scaler is not None else {}))
         self._restore_numbers()

@@ -14,6 +14,7 @@ import torch
 
 from kgorch import worker
 from kgorch.worker import session_end
+from kgorch.worker.integrations import carrier
 from kgorch.worker.integrations.accelerate_carrier import AccelerateCarrier
 from kgorch.worker.integrations.accelerate_loader import StepLoader
 from kgorch.worker.session import Session
@@ -138,7 +139,7 @@ def _carrier_of(accelerator: Any, items: tuple[Any, ...]) -> AccelerateCarrier |
         return known if session_end.is_open() else None
     launch = worker.launch()
     has_optimizer = any(isinstance(item, torch.optim.Optimizer) for item in items)
-    if launch is None or session_end.is_open() or not has_optimizer:
+    if launch is None or session_end.is_open() or not has_optimizer or carrier.has_carried():
         return None
     accelerator._kgorch = carried = AccelerateCarrier(accelerator, Session(launch, None, is_guest=True))
     carried.follow_earlier(items)

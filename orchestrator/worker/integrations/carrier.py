@@ -10,7 +10,7 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,21 @@ def trainable(model: nn.Module) -> nn.Module:
     from kgorch.worker.checkpoint.trainable_weights import TrainableWeights
 
     return TrainableWeights(model) if any(not weight.requires_grad for weight in model.parameters()) else model
+
+
+def further_weights(
+    optimizers: Iterable[torch.optim.Optimizer], modules: Iterable[nn.Module]
+) -> nn.ParameterList | None:
+    """What the optimizers train beside the modules, as the weights of a loss; None for nothing."""
+    known = {id(weight) for module in modules for weight in module.parameters()}
+    trained = (weight for item in optimizers for group in item.param_groups for weight in group["params"])
+    further = {id(weight): weight for weight in trained if id(weight) not in known}
+    return nn.ParameterList(further.values()) if further else None
+
+
+def has_carried() -> bool:
+    """Whether a training of this script was carried before: what begins now is another one."""
+    return bool(_carried)
 
 
 def figures(logged: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,10 +7,6 @@ from typing import Any
 
 import torch
 
-from kgorch.errors import CannotRestore
-from kgorch.worker import tagged_json
-from kgorch.worker.tagged_json import TensorTable
-
 METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 
 
@@ -77,12 +73,3 @@ def is_same(one: Any, other: Any) -> bool:
 def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """What was added or replaced."""
     return {name: value for name, value in after.items() if name not in before or value is not before[name]}
-
-
-def is_savable(value: Any) -> bool:
-    """Whether a checkpoint of kgorch can hold the value."""
-    try:
-        tagged_json.extract(value, "added", TensorTable({}))
-    except CannotRestore:
-        return False
-    return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from kgorch.worker import tagged_json
 from kgorch.worker.integrations import carrier, lightning_callbacks, lightning_checkpoint
 
 
@@ -57,7 +58,7 @@ class LightningParts:
         }
 
     def _savable(self, added: dict[str, Any], hook: str = "on_save_checkpoint") -> dict[str, Any]:
-        refused = {name for name, value in added.items() if not lightning_checkpoint.is_savable(value)}
+        refused = {name for name, value in added.items() if not tagged_json.is_savable(value)}
         if refused:
             self._note(f"{', '.join(sorted(map(str, refused)))} of {hook}: of a type that a checkpoint cannot hold")
         return {name: value for name, value in added.items() if name not in refused}

@@ -21,11 +21,17 @@ from typing import Any
 
 import torch
 
+from kgorch.worker import tagged_json
+from kgorch.worker.data import batches
 from kgorch.worker.data.followed_loader import FollowedLoader
 from kgorch.worker.integrations import carrier
+from kgorch.worker.integrations.callback_attributes import CallbackAttributes
 from kgorch.worker.session import Session
 
 STATE_FILE = "trainer_state.json"
+
+LOADS = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state", "_load_scaler")
+"""Methods that load from the folder that the Trainer resumes from. What they would load is in kgorch's checkpoint."""
 
 NO_LADDER = "none: the Trainer makes its batches itself, of what the loader gives (GRPOTrainer: prompts)"
 
@@ -33,9 +39,6 @@ NO_LADDER = "none: the Trainer makes its batches itself, of what the loader give
 def adapt(module: ModuleType) -> None:
     """Adapt `transformers.trainer`."""
     cls: Any = module.Trainer
-    for name in ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state", "_load_scaler"):
-        if hasattr(cls, name):
-            setattr(cls, name, _unless_resumed(getattr(cls, name)))
     cls.train = _carried_train(cls.train, module)
     cls.get_batch_samples = _counted(cls.get_batch_samples)
     cls.training_step = _in_microbatches(cls.training_step)
@@ -54,10 +57,17 @@ class TrainerParts:
         "current_flos",
         "_initial_global_step",
         "_total_train_tokens",
+        "_step",  # of TRL's trainers that generate, as the next two
+        "entropy_coef",
+        "_last_world_entropy",
     )
+    GENERATED = "_buffered_inputs"
+    """Of TRL's trainers: what was generated and is trained on for several steps."""
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+    def __init__(self, trainer: Any, note: Callable[..., None]) -> None:
+        self._trainer, self._note = trainer, note
+        self._attributes: CallbackAttributes | None = None
+        self._saved_attributes: list[Any] = []
         self._arguments = {id(item): _arguments_of(item) for item in self._stateful_callbacks()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -68,8 +78,24 @@ class TrainerParts:
             "sums": {name: getattr(trainer, name) for name in self.SUMS if hasattr(trainer, name)},
             "loss": loss.clone() if isinstance(loss, torch.Tensor) else None,
             "metrics": self._collected(),
+            "generated": self._generated(),
+            "attributes": self._attributes.state() if self._attributes else [],
             "callbacks": [[type(item).__name__, self._state_of(item)] for item in self._stateful_callbacks()],
         }
+
+    def begin(self) -> None:
+        """When all callbacks have begun the training: from now on they change with it."""
+        stateful, trainer = self._stateful_callbacks(), self._trainer
+        others = [item for item in trainer.callback_handler.callbacks if not any(item is one for one in stateful)]
+        self._attributes = CallbackAttributes(others, trainer.model, lambda left: self._note(callbacks=left))
+        self._attributes.put_back(self._saved_attributes, trainer.args.output_dir, trainer.args.device)
+
+    def _generated(self) -> Any:
+        generated = getattr(self._trainer, self.GENERATED, None)
+        if tagged_json.is_savable(generated):
+            return generated
+        self._note(trainer=f"{self.GENERATED} is of a type that a checkpoint cannot hold: a resume generates anew")
+        return None
 
     def _collected(self) -> dict[str, dict[str, list[Any]]]:
         """What TRL's Trainers have collected since their last log, by mode and name."""
@@ -91,6 +117,9 @@ class TrainerParts:
             self._trainer._tr_loss.copy_(saved["loss"])
         for mode, collected in saved.get("metrics", {}).items():
             self._trainer._metrics[mode].update(collected)
+        if hasattr(self._trainer, self.GENERATED):
+            setattr(self._trainer, self.GENERATED, batches.moved(saved.get("generated"), self._trainer.args.device))
+        self._saved_attributes = saved.get("attributes", [])
         left = saved.get("callbacks", [])
         for callback in self._stateful_callbacks():
             found = next((entry for entry in left if entry[0] == type(callback).__name__), None)
@@ -140,13 +169,14 @@ class TransformersCarrier:
     Attributes:
         folder: what the Trainer resumes from; None where the stage begins.
         open_batches: batches of the running step that were read.
-        loader: the followed loader, once the Trainer has made it.
+        loader, parts: the followed loader and the Trainer's counters, once it has made its own.
     """
 
     def __init__(self, trainer: Any, session: Session, folder: str | None) -> None:
         self.trainer, self.session, self.folder = trainer, session, folder
         self.open_batches: int | None = None
         self.loader: TrainerLoader | None = None
+        self.parts: TrainerParts
         self._script_loader: Any = None
 
     def follow(self, loader: Any) -> TrainerLoader:
@@ -168,7 +198,10 @@ class TransformersCarrier:
             things["scaler"] = scaler
         if getattr(trainer.args, "sync_ref_model", False) and getattr(trainer, "ref_model", None) is not None:
             things["ref_model"] = trainer.ref_model  # TRL: the reference follows the model
-        session.track(**things, trainer=TrainerParts(trainer))
+        if further := carrier.further_weights([optimizer], [trainer.model_wrapped, trainer.model]):
+            things["further_weights"] = further
+        self.parts = TrainerParts(trainer, session.note_exactness)
+        session.track(**things, trainer=self.parts)
         if self.loader is not None:  # the epoch of a checkpoint of the Trainer's own
             self.loader.start_at(int(trainer.state.epoch or 0), 0)
             if self.loader.is_saved_at_end:  # a training that is extended
@@ -188,15 +221,20 @@ class TransformersCarrier:
         self.session.boundary(samples=samples, epoch=int(state.epoch or 0), open_batches=self.open_batches)
 
 
-def _callback(module: ModuleType, carried: TransformersCarrier) -> Any:
+def _callbacks(module: ModuleType, carried: TransformersCarrier) -> tuple[Any, Any]:
+    """The first and the last of a Trainer's callbacks: the others begin the training with its state, and a step behind the save."""
     base: Any = module.TrainerCallback
 
-    class TransformersCallback(base):  # type: ignore[misc]
+    class FirstCallback(base):  # type: ignore[misc]
         def on_train_begin(self, *_: Any, **__: Any) -> None:
             carried.track()
 
         def on_step_begin(self, *_: Any, **__: Any) -> None:
             carried.begin_step()
+
+    class LastCallback(base):  # type: ignore[misc]
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            carried.parts.begin()
 
         def on_epoch_end(self, _: Any, __: Any, control: Any, **___: Any) -> None:
             if carried.session.resumed.is_finished:  # before `_run_epoch`: an epoch without a step
@@ -211,7 +249,7 @@ def _callback(module: ModuleType, carried: TransformersCarrier) -> Any:
         def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:
             carried.session.report(**carrier.figures(logs or {}))
 
-    return TransformersCallback()
+    return FirstCallback(), LastCallback()
 
 
 def _carried_train(original: Callable[..., Any], module: ModuleType) -> Callable[..., Any]:
@@ -222,13 +260,15 @@ def _carried_train(original: Callable[..., Any], module: ModuleType) -> Callable
                 return original(self, resume_from_checkpoint, *args, **kwargs)
             with _resume_folder(session, self.args.output_dir) as folder:
                 self._kgorch = carried = TransformersCarrier(self, session, folder)
-                callback = _callback(module, carried)
-                self.add_callback(callback)
+                callbacks, (first, last) = self.callback_handler.callbacks, _callbacks(module, carried)
+                callbacks.insert(0, first)
+                callbacks.append(last)
                 try:
                     with _followed(self, carried), _arguments(self.args, is_resumed=folder is not None):
                         return original(self, folder or resume_from_checkpoint, *args, **kwargs)
                 finally:
-                    self.remove_callback(callback)
+                    callbacks.remove(first)
+                    callbacks.remove(last)
                     self._kgorch = None
 
     return train
@@ -263,21 +303,20 @@ def _resume_folder(session: Session, output: str) -> Iterator[str | None]:
         return
     with tempfile.TemporaryDirectory(prefix="kgorch-") as folder:
         state = session.resumed.state("trainer")["state"]
+        # the summary of a training that is over is logged once more where it ends again, or later
+        state["log_history"] = [entry for entry in state.get("log_history", ()) if "train_runtime" not in entry]
         if not carrier.stays_in(state.get("best_model_checkpoint"), output):  # the Trainer would load it
             state["best_model_checkpoint"] = None
         Path(folder, STATE_FILE).write_text(json.dumps(state))
         yield folder
 
 
-def _unless_resumed(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Loads nothing from our folder: what it would load is in kgorch's checkpoint."""
+def _unless_from(folder: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Loads nothing from our folder."""
 
     @functools.wraps(original)
-    def load(self: Any, checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        carried = getattr(self, "_kgorch", None)
-        if carried and carried.folder and checkpoint == carried.folder:
-            return None
-        return original(self, checkpoint, *args, **kwargs)
+    def load(checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return None if checkpoint == folder else original(checkpoint, *args, **kwargs)
 
     return load
 
@@ -311,15 +350,21 @@ def _skipping(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _followed(trainer: Any, carried: TransformersCarrier) -> Iterator[None]:
-    """Follows what `get_train_dataloader` of this Trainer returns: its class may make a loader of its own."""
-    original, own = trainer.get_train_dataloader, vars(trainer).get("get_train_dataloader")
-    trainer.get_train_dataloader = lambda: carried.follow(original())
+    """Follows what `get_train_dataloader` of this Trainer returns, and loads nothing from our folder. Its class, which may be the
+    script's or a library's, may have methods of its own."""
+    get_loader = trainer.get_train_dataloader
+    methods = {"get_train_dataloader": lambda: carried.follow(get_loader())}
+    if carried.folder:
+        found = {name: getattr(trainer, name) for name in LOADS if hasattr(trainer, name)}
+        methods |= {name: _unless_from(carried.folder, method) for name, method in found.items()}
+    own = {name: vars(trainer)[name] for name in methods if name in vars(trainer)}
+    vars(trainer).update(methods)
     try:
         yield
     finally:
-        del trainer.get_train_dataloader
-        if own is not None:
-            trainer.get_train_dataloader = own
+        for name in methods:
+            del vars(trainer)[name]
+        vars(trainer).update(own)
 
 
 def _counted(original: Callable[..., Any]) -> Callable[..., Any]:

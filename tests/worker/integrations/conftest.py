@@ -59,6 +59,7 @@ def carried(monkeypatch):
             run.finished = made[0].saved(is_final=True)
 
         monkeypatch.setattr(carrier, "carried_training", training)
+        monkeypatch.setattr(carrier, "_carried", made)
         torch.manual_seed(3)
         returned = script()
         run.session = made[0]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import copy
 import importlib
+import time
 
 import pytest
 import torch
@@ -77,8 +79,7 @@ def test_the_loader_whose_epochs_accelerate_counts_is_the_training_one(accelerat
 def transformers(monkeypatch):
     """Transformers, adapted for one test."""
     module = pytest.importorskip("transformers.trainer")
-    names = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state", "_load_scaler", "train")
-    for name in (*names, "_run_epoch", "get_batch_samples", "training_step", "evaluate"):
+    for name in ("train", "_run_epoch", "get_batch_samples", "training_step", "evaluate"):
         if hasattr(module.Trainer, name):
             monkeypatch.setattr(module.Trainer, name, getattr(module.Trainer, name))
     monkeypatch.setattr(module, "skip_first_batches", module.skip_first_batches)
@@ -254,8 +255,10 @@ def test_a_training_around_accelerate_that_is_over_stays_finished_with_its_weigh
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("cut_at", [8, None], ids=["cut in the first one", "cut in the second one"])
 @pytest.mark.parametrize("library", ["lightning", "transformers"])
-def test_a_second_training_of_the_script_begins_as_it_did_in_an_uninterrupted_one(request, carried, library, cut_at):
-    """As the folds of a cross-validation: it is not saved, and begins anew in each session."""
+def test_a_second_training_of_the_script_begins_as_it_did_in_an_uninterrupted_one(
+    request, carried, accelerated, library, cut_at
+):
+    """As the folds of a cross-validation: it is not saved, and begins anew in each session, also as no loop around Accelerate."""
     module = request.getfixturevalue(library)
 
     def script():
@@ -391,12 +394,17 @@ def test_the_mean_loss_of_transformers_is_the_same_in_each_session_of_a_finished
 
     def script():
         own = f"out/checkpoint-{begins_at}" if begins_at else None
-        return transformers_trainer_of(transformers, Line()).train(resume_from_checkpoint=own).training_loss
+        trainer = transformers_trainer_of(transformers, Line(), logging_steps=5)
+        loss = trainer.train(resume_from_checkpoint=own).training_loss
+        script.logged = [(entry["step"], "train_loss" in entry) for entry in trainer.state.log_history]
+        return loss
 
     whole, resumed = whole_and_resumed(carried, script, cut_at=3)
+    logged = script.logged
     assert resumed[1] == pytest.approx(whole[1], rel=1e-6)
     for _ in range(2):
         assert carried(script, saved=carried.finished)[1] == pytest.approx(whole[1], rel=1e-6)
+        assert script.logged == logged and logged[-1] == (18, True)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -535,6 +543,134 @@ def test_a_reference_that_follows_the_model_of_trl_and_its_counters_go_on(transf
 
     whole, resumed = whole_and_resumed(carried, script, cut_at)
     assert resumed == whole
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_trainer_that_loads_weights_in_its_own_way_loads_none_of_kgorchs_folder(transformers, carried):
+    """As the one of sentence-transformers."""
+
+    class Own(transformers.Trainer):
+        def _load_from_checkpoint(self, folder, model=None):
+            raise AssertionError(f"no model in {folder}")
+
+    def script():
+        model = Line()
+        transformers_trainer_of(transformers, model, Own).train()
+        return weights_of(model)
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at=7)
+    assert resumed == whole
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_weights_of_a_loss_that_transformers_trains_beside_the_model_go_on(transformers, carried):
+    class WithLoss(transformers.Trainer):
+        """Its optimizer has weights that its model has not, as with the losses of sentence-transformers."""
+
+        def create_optimizer(self, model=None):
+            self.head = nn.Linear(1, 1)
+            self.optimizer = torch.optim.AdamW([*self.model.parameters(), *self.head.parameters()], 0.1)
+            return self.optimizer
+
+        def compute_loss(self, model, inputs, **_):
+            self.head.zero_grad()  # the Trainer clears the gradients of its model alone
+            return self.head(model(**inputs)["loss"][None]).square().sum()
+
+    def script():
+        model = Line()
+        trainer = transformers_trainer_of(transformers, model, WithLoss)
+        trainer.train()
+        return weights_of(model), weights_of(trainer.head)
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at=7)
+    assert resumed == whole
+
+
+def test_weights_that_an_optimizer_has_beside_what_accelerate_has_prepared_go_on(accelerated):
+    def script(accelerator):
+        model, head = nn.Linear(1, 1), nn.Linear(1, 1)
+        optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()], 0.1)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(numbers(12), 2, shuffle=True))
+        for _ in range(3):
+            for batch in loader:
+                accelerator.backward((head(model(batch[0] / 10)) - 1).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+        return weights_of(model), weights_of(head)
+
+    whole, resumed = whole_and_resumed(accelerated, script, cut_at=8)
+    assert resumed == whole and whole[0] == 18
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("cut_at", [7, 8, 9])
+def test_what_a_trainer_of_trl_has_generated_for_several_steps_is_trained_on_to_its_end(transformers, carried, cut_at):
+    class Generates(transformers.Trainer):
+        """What GRPOTrainer and RLOOTrainer do: a batch is generated, and trained on in four steps."""
+
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self._step, self._buffered_inputs = 0, None
+
+        def compute_loss(self, model, inputs, **_):
+            if self._step % 4 == 0 or self._buffered_inputs is None:
+                self._buffered_inputs = [{"x": inputs["x"] * torch.rand(1), "names": None} for _ in range(4)]
+            inputs = {"x": self._buffered_inputs[self._step % 4]["x"]}
+            self._step += 1
+            return model(**inputs)["loss"]
+
+    def script():
+        model = Line()
+        transformers_trainer_of(transformers, model, Generates).train()
+        return weights_of(model)
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at)
+    assert resumed == whole
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("opens_a_file", [False, True])
+def test_a_callback_of_the_script_goes_on_with_its_attributes_or_is_named(
+    transformers, carried, tmp_path, opens_a_file
+):
+    class Averages(transformers.TrainerCallback):
+        def __init__(self):
+            self.steps, self.recent, self.place, self.file = 0, [], str(tmp_path), None
+
+        def on_train_begin(self, args, state, control, model=None, **_):
+            self.began_s, self.seen = time.time(), weights_of(model)
+            self.average = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+            self.copy, self.model = copy.deepcopy(model), model
+
+        def on_step_end(self, args, state, control, model=None, **_):
+            self.steps += 1
+            self.recent = [*self.recent, self.steps][-3:]
+            for (name, weight), kept in zip(model.named_parameters(), self.copy.parameters(), strict=True):
+                self.average[name].lerp_(weight.detach(), 0.5)
+                kept.data.lerp_(weight.detach(), 0.25)
+            if opens_a_file:
+                self.file = self.file or open(tmp_path / "log", "w")
+
+    def script():
+        averages = Averages()
+        model = Line()
+        trainer = transformers_trainer_of(transformers, model, callbacks=[averages])
+        began_s = time.time()
+        trainer.train()
+        assert averages.began_s >= began_s, "an instant is the session's"
+        script.seen = averages.seen
+        average = {name: weight.tolist() for name, weight in averages.average.items()}
+        return weights_of(model), averages.steps, averages.recent, average, weights_of(averages.copy)
+
+    (steps, whole), (resumed_steps, resumed) = whole_and_resumed(carried, script, cut_at=7)
+    first_weights = script.seen
+    told = carried.session._state.exactness.facts.get("callbacks", "")
+    assert resumed_steps == steps and resumed[0] == whole[0]
+    if opens_a_file:
+        assert resumed[1] == steps - 7 and "Averages (file)" in told
+    else:
+        assert resumed == whole and not told
+        assert carried(script)[1] and script.seen != first_weights, "it begins with the weights that were restored"
 
 
 @pytest.mark.filterwarnings("ignore")
