@@ -15,6 +15,9 @@ import torch
 
 MODULE = "torch.distributed.tensor"
 
+ALIGNMENT = 64
+"""Bytes: PyTorch allocates CPU memory at multiples of it (c10/core/alignment.h)."""
+
 
 def is_sharded(value: Any) -> bool:
     """Whether this is a DTensor, replicated ones included."""
@@ -32,6 +35,11 @@ def local(tensor: Any) -> torch.Tensor:
     if type(piece) is not torch.Tensor:  # the result of a collective that is still under way
         piece = tensor.detach().to_local()
     return piece.detach()
+
+
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy where it does not lie as PyTorch allocates: a sum on a CPU has other bits at another address."""
+    return tensor if is_sharded(tensor) or tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
 
 
 def identity(tensor: Any) -> tuple[Any, ...]:

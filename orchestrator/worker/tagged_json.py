@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import base64
 import collections
+import functools
 import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -36,6 +37,21 @@ MISFITS = (KeyError, IndexError, ValueError, TypeError, AttributeError, Overflow
 
 Fetch = Callable[[str], torch.Tensor]
 """Returns a tensor by its path."""
+
+
+def kept(fetch: Fetch, copied: Container[str] = ()) -> Fetch:
+    """A function that fetches tensors which are kept: aligned, and of one path (tied weights) the same tensor each time.
+
+    A shard has no gaps, and what is fetched from it may be a view of the file.
+
+    Args:
+        copied: paths of tensors that are copied into existing memory instead; these need no copy of their own.
+    """
+
+    def fetch_kept(path: str) -> torch.Tensor:
+        return fetch(path) if path in copied else local_tensors.aligned(fetch(path))
+
+    return functools.cache(fetch_kept)
 
 
 class TensorTable:

@@ -131,7 +131,7 @@ class PieceReader:
         raise NotImplementedError
 
     def _read(self, file: str, path: str, region: Region | None) -> torch.Tensor:
-        """A part of the tensor in that file; all of it when None. The result is not a view of the file."""
+        """A part of the tensor in that file; all of it when None. The result may be a view of the file (see tagged_json.kept)."""
         raise NotImplementedError
 
 

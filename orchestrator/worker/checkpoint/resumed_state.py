@@ -89,7 +89,7 @@ class ResumedState(Mapping[str, Any]):
         own = self._own.get("own", {})
         tree = own[name] if name in own else source.tree[name]
         try:
-            value = tagged_json.insert(tree, source.reader(self._rank).fetch, name)
+            value = tagged_json.insert(tree, tagged_json.kept(source.reader(self._rank).fetch), name)
         except Exception:
             if source.is_readable():
                 raise

@@ -15,7 +15,7 @@ import torch
 
 from kgorch.checkpoint.sharding import Region, ShardedTensor
 from kgorch.errors import CannotRestore
-from kgorch.worker.local_tensors import is_sharded
+from kgorch.worker.local_tensors import aligned, is_sharded
 from kgorch.worker.tagged_json import DTYPES, Fetch
 
 
@@ -193,9 +193,9 @@ def placed(layout: Layout, read: Callable[[Region], torch.Tensor]) -> torch.Tens
     from torch.distributed.tensor import DTensor
 
     region = region_of(layout) or Region((0,) * len(layout.shape), (0,) * len(layout.shape))
-    piece = read(region)
+    piece = read(region).to(layout.device)
     tensor: torch.Tensor = DTensor.from_local(
-        piece.to(layout.device), layout.mesh, layout.placements, run_check=False,
+        aligned(piece), layout.mesh, layout.placements, run_check=False,
         shape=torch.Size(layout.shape), stride=_contiguous(layout.shape),
     )  # fmt: skip
     return tensor

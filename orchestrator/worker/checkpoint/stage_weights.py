@@ -18,6 +18,7 @@ from kgorch.checkpoint.verify import verify_checkpoint
 from kgorch.core.checkpoint import retention
 from kgorch.errors import CannotRestore, KgorchError
 from kgorch.protocol.launch_spec import LaunchSpec
+from kgorch.worker import tagged_json
 from kgorch.worker.checkpoint import restore_source
 
 Which = Literal["best", "final", "file"]
@@ -123,9 +124,9 @@ def _read(folder: Path, manifest: Manifest, name: str, which: Which, what: str, 
     tree = read_json_file(folder, manifest, "state.json")
     if not isinstance(tree.get(name), dict):
         raise CannotRestore(f"{folder} holds no {name!r}", f"it holds: {', '.join(tree)}", error_code="KG211")
-    shards = restore_source.ShardReader(folder, manifest, 0)
+    fetch = tagged_json.kept(restore_source.ShardReader(folder, manifest, 0).fetch)
     tensors = {
-        key: shards.fetch(item["$tensor"])
+        key: fetch(item["$tensor"])
         for key, item in tree[name].items()
         if isinstance(item, dict) and isinstance(item.get("$tensor"), str)
     }

@@ -182,7 +182,7 @@ def restore(tracked: Mapping[str, Any], tree: Mapping[str, Any], fetch: Fetch) -
     things = {name: unwrapped(thing) for name, thing in tracked.items()}
     cast: set[tuple[Any, ...]] = set()
     for name, thing in sorted(things.items(), key=lambda item: not isinstance(item[1], nn.Module)):
-        state = tagged_json.insert(tree[name], fetch, name)
+        state = tagged_json.insert(tree[name], _fetch_kept(name, thing, fetch), name)
         try:
             if isinstance(thing, nn.Module):
                 cast |= _fill(name, thing, state)
@@ -196,6 +196,17 @@ def restore(tracked: Mapping[str, Any], tree: Mapping[str, Any], fetch: Fetch) -
             raise CannotRestore(
                 f"{name} does not take what the checkpoint holds", f"{type(error).__name__}: {error}"[:300]
             ) from error
+
+
+def _fetch_kept(name: str, thing: Any, fetch: Fetch) -> Fetch:
+    """A function that fetches the thing's tensors so that it may keep them, without copies of those that it does not keep."""
+    if isinstance(thing, nn.Module):
+        return tagged_json.kept(fetch, {f"{name}.{path}" for path, _ in thing.named_parameters(remove_duplicate=False)})
+    if isinstance(thing, torch.optim.Optimizer) and not any(
+        weight.is_cpu for group in thing.param_groups for weight in group["params"]
+    ):
+        return fetch  # load_state_dict moves the tensors to the GPU
+    return tagged_json.kept(fetch)
 
 
 def _placed(state: Any, now: Any) -> Any:

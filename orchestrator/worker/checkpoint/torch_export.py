@@ -17,7 +17,8 @@ import torch
 from kgorch.checkpoint.folder import read_checkpoint, read_json_file
 from kgorch.errors import KgorchError
 from kgorch.system import files
-from kgorch.worker.checkpoint import restore_source, state_codec
+from kgorch.worker import tagged_json
+from kgorch.worker.checkpoint import restore_source
 
 
 def convert(folder: Path, out: Path, name: str | None) -> int:
@@ -43,11 +44,8 @@ def convert(folder: Path, out: Path, name: str | None) -> int:
     def fetch(path: str) -> torch.Tensor:
         return tensors.setdefault(path, shards.fetch(path))  # tied names share one tensor, as they did
 
-    received = {key: _Receiver() for key in ([name] if name is not None else tree)}
-    state_codec.restore(received, {key: tree[key] for key in received}, fetch)
-    content = _plain(
-        received[name].content if name is not None else {key: item.content for key, item in received.items()}
-    )
+    states = {key: tagged_json.insert(tree[key], fetch, key) for key in ([name] if name is not None else tree)}
+    content = _plain(states[name] if name is not None else states)
     try:
         with files.replacement(out, durable=True) as file:
             torch.save(content, file)
@@ -60,15 +58,6 @@ def convert(folder: Path, out: Path, name: str | None) -> int:
             next_step="export one name with --only, or into .safetensors",
         ) from None
     return len(tensors)
-
-
-class _Receiver:
-    """Stands in for a tracked object, and keeps the state_dict that it is given."""
-
-    content: Any
-
-    def load_state_dict(self, loaded: Any) -> None:
-        self.content = loaded
 
 
 def _plain(value: Any) -> Any:

@@ -11,7 +11,6 @@ from torch import nn
 from kgorch.errors import CannotRestore, KgorchError
 from kgorch.worker.checkpoint import state_codec
 from kgorch.worker.checkpoint.state_codec import StateSizes
-from kgorch.worker.checkpoint.trainable_weights import TrainableWeights
 from kgorch.worker.wrappers import unwrapped
 
 
@@ -82,8 +81,7 @@ class TrackedObjects:
         """Those of the modules, by paths that do not depend on the wrappers of PyTorch; a tied one has several."""
         for name, thing in self.things.items():
             if isinstance(thing, nn.Module):
-                model = unwrapped(thing.module if isinstance(thing, TrainableWeights) else thing)
-                for path, weight in model.named_parameters(remove_duplicate=False):
+                for path, weight in unwrapped(thing).named_parameters(remove_duplicate=False):
                     yield f"{name}.{path}", weight
 
     def measure(self, world_size: int) -> StateSizes:

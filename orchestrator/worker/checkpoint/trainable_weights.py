@@ -51,6 +51,9 @@ class TrainableWeights(nn.Module):
         self._first = None  # what is loaded is no change
         return unwrapped(self.module).load_state_dict(state, strict=False, assign=assign)
 
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        yield from unwrapped(self.module).named_parameters(*args, **kwargs)
+
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
         yield from unwrapped(self.module).named_buffers(*args, **kwargs)
 

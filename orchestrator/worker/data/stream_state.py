@@ -114,7 +114,7 @@ def _without_tensors(state: Any) -> Any:
 def _with_tensors(state: Any) -> Any:
     if isinstance(state, dict):
         if state.keys() == {TENSOR}:
-            return torch.from_numpy(state[TENSOR].copy())
+            return torch.tensor(state[TENSOR])  # a copy in PyTorch's own memory
         return {key: _with_tensors(value) for key, value in state.items()}
     if isinstance(state, list | tuple):
         return type(state)(_with_tensors(value) for value in state)
