@@ -29,7 +29,7 @@ from kgorch.worker.checkpoint.snapshot_buffer import BufferTooSmall, SnapshotBuf
 from kgorch.worker.data import batches
 from kgorch.worker.data.keyed_loader import Loader
 from kgorch.worker.ranks.consensus_board import SAVE, STOP, Board, PeersLost, size
-from kgorch.worker.ranks.virtual_ranks import GradientSum, ranks_of
+from kgorch.worker.ranks.virtual_ranks import GradientSum, copied_buffers, ranks_of, set_buffers
 
 
 @pytest.fixture
@@ -491,6 +491,18 @@ def test_played_ranks_each_begin_from_what_was_there_and_a_shared_weight_is_summ
         with summing.rank():
             net(torch.ones(1, 2)).sum().backward()
     assert torch.equal(net.weight.grad, torch.full((1, 2), after))  # (4 + 1) / 2 twice, as DDP has it
+
+
+def test_a_played_rank_begins_with_a_buffer_as_it_was_before_it_grew():
+    net = nn.Module()
+    net.register_buffer("bank", torch.zeros(0, 2))
+    before = copied_buffers([net])
+    for rows in (3, 5):  # the ranks that a process plays in a step
+        set_buffers([net], before)
+        assert net.bank.shape == (0, 2)
+        net.bank = torch.cat([net.bank, torch.ones(rows, 2)])
+    set_buffers([net], [torch.ones(3, 2)])
+    assert torch.equal(net.bank, torch.ones(3, 2))
 
 
 def test_a_tensor_and_its_conjugate_or_negative_view_are_not_one():

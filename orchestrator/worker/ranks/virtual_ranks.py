@@ -166,7 +166,10 @@ def set_buffers(modules: Iterable[nn.Module], contents: list[torch.Tensor]) -> N
     """Copy the values of `copied_buffers` back."""
     with torch.no_grad():
         for buffer, value in zip((buffer for module in modules for buffer in module.buffers()), contents, strict=True):
-            buffer.copy_(value)
+            if buffer.shape == value.shape:
+                buffer.copy_(value)
+            else:  # it has grown in the forward, as a memory bank does
+                buffer.data = value.clone()
 
 
 def rng_fingerprint(device: torch.device) -> int:
