@@ -117,8 +117,9 @@ def _print_end(view: dict[str, Any], phase: Phase) -> None:
     else:
         how = "saved" if phase is Phase.SUSPENDED else "cut off before its last save"
         text = f"{name}: session {render.words(phase)}: {view['why']}; {how}: {position}\nnext: {_next_step(name, view['next'])}"
-    if phase is not Phase.FAILED and (untracked := (view.get("exactness") or {}).get("untracked")):
-        text = f"warning: {untracked}\n{text}"
+    for topic in ("untracked", "training"):
+        if phase is not Phase.FAILED and (lost := (view.get("exactness") or {}).get(topic)):
+            text = f"warning: {lost}\n{text}"
     with contextlib.suppress(OSError):  # stderr may be a file on a full disk; the exit code still tells how it ended
         render.echo(text, err=True)
 

@@ -53,6 +53,12 @@ def test_what_was_not_saved_stays_told_when_it_changes_no_more(attempt, exactnes
     }
 
 
+def test_that_a_script_trains_a_second_time_stays_told_while_the_next_session_runs(attempt, exactness):
+    attempt(0, {"data": "replayed"}, {"data": "replayed", "training": "a second one"})
+    attempt(9, {"data": "replayed"})
+    assert exactness() == {"data": "replayed", "training": "in session 1: a second one"}
+
+
 def test_before_the_newest_session_tells_anything_the_notes_of_earlier_ones_are_there(attempt, exactness):
     attempt(0, {"data": "keyed", "untracked": WARMUP})
     attempt(9)

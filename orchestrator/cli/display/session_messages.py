@@ -72,8 +72,9 @@ class SessionMessages:
         match event:
             case events.JournalNote(EventKind.NOT_ATTACHED | EventKind.NEVER_ATTACHED, {"what": what}):
                 self._warn(f"{what}; see docs/your-training.md")
-            case events.JournalNote(EventKind.EXACTNESS, {"untracked": what}):
-                self._warn(what)
+            case events.JournalNote(EventKind.EXACTNESS, facts):
+                for what in (facts[topic] for topic in ("untracked", "training") if topic in facts):
+                    self._warn(str(what))
             case events.Attached(state_bytes):
                 self._state_bytes = state_bytes or self._state_bytes
             case events.SaveFailed(why):

@@ -18,12 +18,17 @@ import torch
 from torch import nn
 
 from kgorch import worker
+from kgorch.core.codes import EventKind
 from kgorch.errors import KgorchError
 from kgorch.worker import session_end
 from kgorch.worker.session import Session
+from kgorch.worker.telemetry import event_sender
 
-_carried: list[str] = []
-"""Libraries whose training was carried in this process: at most one."""
+_carried: list[dict[str, str]] = []
+"""Of each training that was carried in this process, at most one: what its session has told of `exactness`. The session itself
+would keep the model."""
+
+SECOND = "a second training in the same script is not saved by kgorch and begins anew in each session: make it a stage of its own"
 
 TESTED = {"lightning": 2, "pytorch_lightning": 2, "transformers": 5, "accelerate": 1}
 """The newest major version of each library that the tests run."""
@@ -68,12 +73,13 @@ def carried_training(library: str) -> Iterator[Session | None]:
     launch = worker.launch()
     if launch is None or session_end.is_open() or _carried:
         if launch is not None and _carried and not session_end.is_open():
-            what = "a second training in the same script is not saved by kgorch and begins anew in each session"
-            what += ": make it a stage of its own"
-            print(f"kgorch: {what}", file=sys.stderr, flush=True)
+            if os.environ.get("RANK", "0") == "0" and "training" not in _carried[0]:
+                _carried[0]["training"] = SECOND
+                event_sender.send_late(launch, EventKind.EXACTNESS, _carried[0])
+            print(f"kgorch: {SECOND}", file=sys.stderr, flush=True)
         yield None
         return
-    _carried.append(library)
+    _carried.append({})
     session = Session(launch, None, is_guest=True)
     note_version(session, library)
     try:
@@ -81,7 +87,10 @@ def carried_training(library: str) -> Iterator[Session | None]:
     except BaseException as error:
         session_end.end(error)
         raise
-    session.end()
+    else:
+        session.end()
+    finally:
+        _carried[0] |= session.exactness
 
 
 def trainable(model: nn.Module) -> nn.Module:

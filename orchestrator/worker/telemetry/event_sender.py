@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 from kgorch.core.codes import EventKind
+from kgorch.protocol import transport
+from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.protocol.messages import JournalEntry, Message
 
 
@@ -23,6 +26,12 @@ class EventSender:
         """From any thread; does not wait."""
         if self._send is not None:
             self._send(JournalEntry(self._attempt, kind, facts))
+
+
+def send_late(launch: LaunchSpec, kind: str, facts: dict[str, str]) -> None:
+    """Send an entry when the session is over, on a connection of its own. It is lost where nobody listens."""
+    with contextlib.suppress(OSError), transport.connect(launch.socket) as supervisor:
+        transport.send(supervisor, JournalEntry(launch.attempt, kind, facts))
 
 
 class Exactness:

@@ -16,7 +16,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import kgorch
 from kgorch.errors import KgorchError
+from kgorch.protocol import transport
+from kgorch.protocol.codec import decode
 from kgorch.protocol.launch_spec import LaunchSpec
+from kgorch.protocol.messages import JournalEntry
 from kgorch.worker.data import batches
 from kgorch.worker.integrations import carrier, import_hook, transformers_trainer
 
@@ -71,6 +74,32 @@ def test_a_script_that_runs_alone_is_not_carried(monkeypatch):
     monkeypatch.delenv("KGORCH_LAUNCH", raising=False)
     with carrier.carried_training("some") as session:
         assert session is None
+
+
+def test_a_second_training_of_a_script_is_told_once_beside_what_the_first_one_said(tmp_path, monkeypatch, capsys):
+    """It was in the log alone, while session after session began it anew."""
+    first = SimpleNamespace(end=lambda: None, exactness={"data": "replayed"})
+    launch = SimpleNamespace(socket=str(tmp_path / "socket"), attempt="1.1")
+    monkeypatch.setattr(carrier, "Session", lambda *_, **__: first)
+    monkeypatch.setattr(carrier.worker, "launch", lambda: launch)
+    monkeypatch.setattr(carrier, "note_version", lambda *_: None)
+    monkeypatch.setattr(carrier, "_carried", [])
+    monkeypatch.delenv("RANK", raising=False)
+    with carrier.carried_training("transformers") as session:
+        assert session is first
+    with transport.listen(tmp_path / "socket") as listener:
+        for _ in range(2):
+            with carrier.carried_training("transformers") as session:
+                assert session is None
+        connection, _ = listener.accept()
+        with connection:
+            connection.settimeout(5)
+            entry = decode(connection.recv(65536))
+        listener.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+    assert entry == JournalEntry("1.1", "exactness", {"data": "replayed", "training": carrier.SECOND})
+    assert carrier.SECOND in capsys.readouterr().err
 
 
 def lora() -> nn.Module:
