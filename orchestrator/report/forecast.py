@@ -21,11 +21,12 @@ MAX_FORECASTS = 1000
 
 
 def of_run(engine: Engine, run: RunInfo, row: SessionInfo, now: datetime, *, is_live: bool) -> View | None:
-    """None for a run that is finished or failed, or that has not trained yet."""
+    """None for a run that is finished or failed, or that has not trained yet, and between sessions of one whose steps are all done:
+    nothing is known of what follows them in the script."""
     if run.state != RunState.ACTIVE:
         return None
     forecast = run_forecast.forecast_run(engine, run, row, now, is_live=is_live)
-    return _view(forecast) if forecast else None
+    return _view(forecast) if forecast and (is_live or forecast.steps_left != 0) else None
 
 
 def _view(forecast: RunForecast) -> View:

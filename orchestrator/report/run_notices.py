@@ -28,6 +28,7 @@ def of_run(engine: Engine, run: RunInfo, row: SessionInfo | None, newest: Checkp
         yield from _data_cache(engine, run, row)
         yield from _failed_notifications(engine, run, row)
         yield from _failing_trackers(engine, run, row)
+    yield from _rest_of_script(engine, run)
     yield from _foreign_skipped(engine, run)
     yield from _partly_loaded_weights(engine, run)
     yield from _health_remedies(engine, run)
@@ -82,6 +83,17 @@ def _failed_saves(engine: Engine, run: RunInfo, row: SessionInfo) -> Iterator[st
         yield f"the last save failed: {last.facts.get('why')}" + (f"; {advice}" if advice else "")
     if event := sessions.newest_event(engine, run.id, (EventKind.SNAPSHOTS_OFF,), session_id=row.id):
         yield str(event.facts.get("what"))
+
+
+def _rest_of_script(engine: Engine, run: RunInfo) -> Iterator[str]:
+    """That what follows a training did not end in a whole session: also while the next one is at it."""
+    ends = (EventKind.EXIT_OVERDUE, EventKind.STAGE_FINISHED, EventKind.STAGE_EXTENDED, EventKind.RUN_FINISHED)
+    last = sessions.newest_event(engine, run.id, ends)
+    if last and (cause := last.facts.get("cause")) and last.kind == EventKind.EXIT_OVERDUE:
+        yield (
+            f"{cause}; it begins anew in each session, unless it goes on by its own files: give it a longer time limit"
+            " (session.wall), or make it a stage of its own"
+        )
 
 
 def _foreign_skipped(engine: Engine, run: RunInfo) -> Iterator[str]:

@@ -21,9 +21,12 @@ STACKS_S = 2.0
 """Seconds that the stacks of a script that has not attached may take: the wall is near."""
 
 
+REST_CUT = "what follows the training had the whole session and did not end"
+
+
 class Refinement:
-    """Looks twice at a hang that is one too many, at a wall that came before the first step, and at a stop that seems to have saved
-    nothing.
+    """Looks twice at a hang that is one too many, at a wall that came before the first step or after the last one, and at a stop
+    that seems to have saved nothing.
 
     Attributes:
         is_busy: a thread looks into an event, and Refined follows.
@@ -52,8 +55,10 @@ class Refinement:
             self._look_into(event, lambda: self._after_kill(event, attempt))
             return None
         # A later attempt follows a stage that was finished, or a crash, which is recorded already.
-        is_first = live.state.phase is Phase.STARTING and attempt.row.number == 1
-        if isinstance(event, events.DeadlineReached) and is_first:
+        is_first = attempt.row.number == 1
+        if isinstance(event, events.ExitOverdue) and is_first and self._had_no_step_left(attempt):
+            return events.ExitOverdue(REST_CUT)
+        if isinstance(event, events.DeadlineReached) and is_first and live.state.phase is Phase.STARTING:
             self._look_into(event, lambda: self._without_a_step(event, attempt))
             return None
         return event
@@ -81,6 +86,12 @@ class Refinement:
             self._post(Refined(found))
 
         threading.Thread(target=ask, name="refinement", daemon=True).start()
+
+    def _had_no_step_left(self, attempt: LaunchedAttempt) -> bool:
+        """Whether the session's time limit ended a script whose training was over before the session: all of it was spent on what
+        follows. It is no end of the run: work that goes on by its own files may take several sessions, and the queue counts."""
+        state = self._live.state
+        return state.is_final and state.reason is Reason.TIME_LIMIT and self._live.row.step <= attempt.row.first_step
 
     def _after_kill(self, event: Event, attempt: LaunchedAttempt) -> Event:
         """The keeper may have saved, and not come to report it. What it holds is written before the lost steps are counted."""

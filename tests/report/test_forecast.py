@@ -95,6 +95,12 @@ def test_what_has_not_trained_or_is_finished_has_no_forecast(engine, run):
     assert forecast.of_run(engine, runs.by_id(engine, run.id), row, BEGAN, is_live=False) is None
 
 
+def test_what_follows_a_training_in_its_script_is_not_foretold(engine, run):
+    """One more session was promised, session after session, though all steps were done."""
+    row = past_session(engine, run, BEGAN, 0, 10_000, 3560)
+    assert forecast.of_run(engine, run, row, BEGAN, is_live=False) is None
+
+
 def test_a_run_without_a_known_length_has_a_pace_and_no_end(engine, run):
     row = past_session(engine, run, BEGAN, 0, 1000, 3560, steps_total=0, epochs_total=0)
     found = forecast.of_run(engine, run, row, BEGAN, is_live=False)

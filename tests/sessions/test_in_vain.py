@@ -27,6 +27,30 @@ def test_a_session_over_before_its_first_step_says_where_the_time_went_and_the_s
     assert "mine.py:3" in failed.stderr and "came to no step either" in failed.stderr
 
 
+def test_work_after_the_training_that_no_session_is_long_enough_for_is_told_and_goes_on_being_tried(kgorch):
+    """Session after session ended as if one more would do. It is not ended at once: such work may continue by its own files."""
+    text = """
+import time, torch
+from kgorch import attach
+with attach() as session:
+    session.track(net=torch.nn.Linear(4, 1))
+    for batch in session.steps(session.loader(torch.randn(64, 4), 8), 1):
+        pass
+time.sleep(600)
+"""
+    plan = script(kgorch, text, wall="20s", margin="2s")
+    said = kgorch("start", str(plan), code=10).stderr
+    for _ in range(3):  # on a machine that is busy a start alone takes longer
+        if "step 8, verified" in said:
+            break
+        said = kgorch("start", str(plan), code=10).stderr
+    assert "what follows the training" not in said and kgorch.status()["notices"] == []
+    again = kgorch("start", str(plan), code=10).stderr
+    assert "time limit; what follows the training had the whole session and did not end" in again, again
+    [notice] = kgorch.status()["notices"]
+    assert "session.wall" in notice and "stage of its own" in notice
+
+
 def test_a_wall_that_is_over_is_a_mistake_and_opens_no_session(kgorch):
     """As on Kaggle, where it counts from the container's start."""
     began = '[platform]\nbegan = "boot"'

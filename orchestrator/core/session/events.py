@@ -119,9 +119,10 @@ class GraceExpired(Event):
 
 @dataclass(frozen=True, slots=True)
 class ExitOverdue(Event):
-    """What was asked to stop has saved, and has not ended."""
+    """What was asked to stop has saved, and has not ended. `cause`: why the next session will come to the same; else empty."""
 
     kind = EventKind.EXIT_OVERDUE
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)

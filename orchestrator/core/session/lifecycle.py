@@ -383,6 +383,8 @@ def _applied(session: LifecycleState, event: Event, now: Instant) -> LifecycleSt
         case AttemptUnsaved(cause):
             ending = session if session.reason else _ending(session, session.wall_kind)
             return replace(ending, why=f"{ending.why}; {cause}")
+        case ExitOverdue(cause) if cause:
+            return replace(session, why=f"{session.why}; {cause}")
         case GraceExpired():
             return replace(session, why=f"{session.why}; the last save was not done in time")
         case AttemptCrashed(cause) | OutOfMemory(cause) | AttemptDiverged(cause) if session.phase is P.STOPPING:
