@@ -49,8 +49,8 @@ def attach(*, seed: int | None = None, deterministic: str | None = None) -> Sess
             runs alone.
 
     Raises:
-        KgorchError: no such level; this PyTorch cannot use the GPU that the driver shows; or the stage is a foreign one, whose
-            launch is the agent's (worker/foreign/agent.py).
+        KgorchError: no such level; the script has started this process itself; this PyTorch cannot use the GPU that the driver
+            shows; or the stage is a foreign one, whose launch is the agent's (worker/foreign/agent.py).
         CudaUnusable: CUDA cannot be initialised, which another attempt may be able to do.
     """
     spec = launch()

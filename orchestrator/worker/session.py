@@ -63,6 +63,8 @@ class Session(StepComputation):
         self, launch: LaunchSpec | None, seed: int | None, deterministic: str | None = None, *, is_guest: bool = False
     ) -> None:
         self.supervised = launch is not None
+        if launch:
+            process_group.require_ranks(launch.ranks)
         level = deterministic or (launch.deterministic if launch else "off")
         determinism = Determinism(level, on_cuda=torch.cuda.is_available())  # before CUDA starts
         gpus, timeout_s = (launch.device, launch.collective_timeout_s) if launch else ("", None)

@@ -15,6 +15,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from kgorch.errors import KgorchError
 from kgorch.worker.checkpoint import state_codec
 from kgorch.worker.integrations import carrier, lightning_callbacks, lightning_checkpoint, lightning_steps
 from kgorch.worker.integrations.lightning_loader import TrainingLoader
@@ -285,6 +286,7 @@ def _carried_fit(original: Callable[..., Any], root: str) -> Callable[..., Any]:
         with carrier.carried_training(root.partition(".")[0]) as session:
             if session is None:
                 return original(self, *args, **kwargs)
+            _require_own_process(self.strategy, root)
             self._kgorch = carried = LightningCarrier(self, session, root)
             self.callbacks.insert(0, carried.callback)
             given = signature.bind(self, *args, **kwargs)
@@ -298,6 +300,16 @@ def _carried_fit(original: Callable[..., Any], root: str) -> Callable[..., Any]:
                 self._kgorch = None
 
     return fit
+
+
+def _require_own_process(strategy: Any, root: str) -> None:
+    """Raises: KgorchError where the training would run in processes that the strategy starts: no rank of kgorch's is among them."""
+    if isinstance(strategy.launcher, import_module(f"{root}.strategies.launchers")._MultiProcessingLauncher):
+        raise KgorchError(
+            f"Lightning's {type(strategy).__name__} starts its processes itself, and kgorch can save nothing in them",
+            "kgorch starts a process for each rank; ddp_notebook, ddp_spawn and the like start others",
+            next_step=f'leave `strategy` out, or take "ddp", and give the stage `ranks = {strategy.num_processes}`',
+        )
 
 
 def _followed(original: Callable[..., Any]) -> Callable[..., Any]:

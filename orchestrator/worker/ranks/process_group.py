@@ -46,6 +46,18 @@ class RankInfo(NamedTuple):
     shares_gpu: bool = False
 
 
+def require_ranks(ranks: int) -> None:
+    """Raises: KgorchError where another number of processes trains together than the ranks that kgorch has started."""
+    count = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", 1))
+    if count == ranks:
+        return
+    raise KgorchError(
+        f"this process is one of {count} that train together, and the stage has ranks = {ranks}",
+        "kgorch starts a process for each rank, and knows none that the script starts itself (notebook_launcher, mp.spawn)",
+        next_step=f"call what trains without that launcher, and give the stage `ranks = {count}`",
+    )
+
+
 def join(*, supervised: bool = False, gpus: str = "", timeout_s: float | None = None) -> RankInfo:
     """Choose the device and join the process group, which may exist already; a process alone makes a group of one.
 

@@ -238,6 +238,16 @@ def test_a_program_of_a_foreign_stage_that_attaches_learns_what_to_change(tmp_pa
     assert "take [stage.foreign] out of the plan" in str(error.value.next_step)
 
 
+def test_a_process_that_the_script_has_started_itself_is_refused(tmp_path, monkeypatch):
+    """As Accelerate's notebook_launcher does: it failed with "mmap length is greater than file size"."""
+    launch = LaunchSpec("r", "id", "train", "1.1", str(tmp_path), "train.py", ".", 1, "", "c", str(tmp_path), "h")
+    monkeypatch.setenv("KGORCH_LAUNCH", str(launch.write()))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(KgorchError, match="one of 2 that train together, and the stage has ranks = 1") as error:
+        kgorch.attach()
+    assert "`ranks = 2`" in str(error.value.next_step)
+
+
 class InParts:
     """In place of a session: each batch in parts of one sample, as under a microbatch of 1."""
 

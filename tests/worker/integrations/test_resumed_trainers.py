@@ -776,3 +776,16 @@ def test_ranks_that_would_train_for_themselves_are_refused(request, carried, mon
     with pytest.raises(KgorchError, match=r"trains with 1 process\(es\), and the stage has 2 ranks") as error:
         run(script)
     assert "ranks = 1" in error.value.next_step
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_strategy_of_lightning_that_starts_processes_itself_is_refused_before_it_does(lightning, carried, devices):
+    """The first of them waited for ever."""
+
+    def script():
+        made = lightning.Trainer(accelerator="cpu", devices=devices, strategy="ddp_notebook", logger=False)
+        made.fit(lightning_module(lightning)(), DataLoader(numbers(4)))
+
+    with pytest.raises(KgorchError, match="starts its processes itself") as error:
+        carried(script)
+    assert f"`ranks = {devices}`" in str(error.value.next_step)
