@@ -204,6 +204,9 @@ def _library(modules: set[str], tree: ast.Module) -> str:
         return "transformers"
     if "trl" in modules:  # whose Trainers are descendants
         return "transformers"
+    # their Trainers are descendants, too; most programs that import them compute with a model and train none
+    if modules & {"sentence_transformers", "setfit"} and any(name.endswith("Trainer") for name in called):
+        return "transformers"
     if modules & {"lightning", "pytorch_lightning"} and not ("Fabric" in called and "Trainer" not in called):
         return "lightning"
     return "accelerate" if "accelerate" in modules else "torch" if "torch" in modules else ""

@@ -97,6 +97,16 @@ def test_what_a_library_does_by_itself_is_known(source, words, launcher, checkpo
         (TRAINER, True),
         (LIGHTNING, True),
         ("from trl import SFTTrainer\n", True),
+        (
+            "from sentence_transformers import SentenceTransformerTrainer\nSentenceTransformerTrainer(model).train()\n",
+            True,
+        ),
+        ("import sentence_transformers as st\nst.CrossEncoderTrainer(model).train()\n", True),
+        ("from setfit import Trainer, TrainingArguments\nTrainer(model=model).train()\n", True),
+        (
+            "import torch\nfrom sentence_transformers import SentenceTransformer\nSentenceTransformer('x').encode(y)\n",
+            False,
+        ),
         ("from accelerate import Accelerator\n", True),
         ("from lightning.fabric import Fabric\nimport lightning as L\nL.Trainer()\nFabric()\n", True),
         ("from lightning.fabric import Fabric\nFabric().launch()\n", False),
