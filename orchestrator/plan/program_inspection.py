@@ -1,21 +1,19 @@
 """What the source of a training program says of how it saves and resumes, for `kgorch adopt`. The program is parsed and not run.
 
-What cannot be found is left to the user, with a note: a wrong guess would be worse than a gap. Paths are followed through names,
-f-strings, os.path.join, pathlib and the parameters of the program's own functions; what differs from save to save becomes `*`.
+What cannot be found is left to the user, with a note: a wrong guess would be worse than a gap. Paths are followed through its names
+(program_names.py).
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from kgorch.core.program_command import FlagStyle, Launcher
-
-MAX_DEPTH = 12
-"""Names that are followed one through another."""
+from kgorch.plan.program_names import ProgramNames, called_name
 
 _SAVES = {"save": 1, "save_file": 1, "save_checkpoint": 0, "save_pretrained": 0, "savez": 0, "save_state": 0}
 """Function → position of the path among its arguments; `save` is torch's."""
@@ -75,7 +73,7 @@ def inspect(source: str, words: Sequence[str]) -> ProgramFindings:
     """
     tree = ast.parse(source)
     modules = _modules(tree)
-    names = _Names(tree, words)
+    names = ProgramNames(tree, words)
     found = ProgramFindings(library=_library(modules, tree), flags=_style(source, modules, words))
     found.launcher = _launcher(found.library, modules, source)
     found.stop = next((name for name in ("SIGTERM", "SIGUSR1", "SIGINT") if f"signal.{name}" in source), "")
@@ -95,95 +93,6 @@ def inspect(source: str, words: Sequence[str]) -> ProgramFindings:
     return found
 
 
-class _Names:
-    """Values of the program's names, as far as they are texts."""
-
-    def __init__(self, tree: ast.Module, words: Sequence[str]) -> None:
-        self.options: dict[str, ast.Call] = {}  # of argparse and click: name → the call that adds it
-        self.nodes: dict[str, ast.expr] = {}
-        self.given, self._words = _given(words), words
-        functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Assign):
-                for target in node.targets:
-                    self._bind(target, node.value)
-            elif isinstance(node, ast.Call):
-                self._take_call(node, functions)
-            elif isinstance(node, ast.Dict):  # of settings
-                for key, value in zip(node.keys, node.values, strict=True):
-                    if isinstance(key, ast.Constant) and isinstance(key.value, str):
-                        self.nodes.setdefault(key.value, value)
-
-    def _bind(self, target: ast.expr, value: ast.expr) -> None:
-        if isinstance(target, ast.Name):
-            self.nodes.setdefault(target.id, value)
-        elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
-            for one, other in zip(target.elts, value.elts, strict=False):
-                self._bind(one, other)
-
-    def _take_call(self, call: ast.Call, functions: Mapping[str, ast.FunctionDef]) -> None:
-        name = _called(call)
-        if name in ("add_argument", "option"):
-            for option in call.args:
-                if isinstance(option, ast.Constant) and isinstance(option.value, str) and option.value.startswith("--"):
-                    self.options.setdefault(option.value[2:].replace("-", "_"), call)
-        elif name in functions and isinstance(call.func, ast.Name):
-            for parameter, value in zip(functions[name].args.args, call.args, strict=False):
-                if not (isinstance(value, ast.Name) and value.id == parameter.arg):
-                    self.nodes.setdefault(parameter.arg, value)
-
-    def text(self, node: ast.expr | None, depth: int = MAX_DEPTH) -> str:
-        """The text of an expression; `*` for what is not known, or differs."""
-        if node is None or depth == 0:
-            return "*"
-        match node:
-            case ast.Constant(value=str(value)):
-                return value
-            case ast.JoinedStr(values=values):
-                return "".join(
-                    self.text(part.value if isinstance(part, ast.FormattedValue) else part, depth - 1)
-                    for part in values
-                )
-            case ast.Name(id=name):
-                return self._named(name, depth)
-            case ast.Attribute(attr=name):
-                return self._named(name, depth)
-            case ast.Subscript(value=ast.Attribute(attr="argv"), slice=ast.Constant(value=int(number))):
-                return self._words[number - 1] if 0 < number <= len(self._words) else "*"
-            case ast.Subscript(slice=ast.Constant(value=str(name))):
-                return self._named(name, depth)
-            case ast.BinOp(left=left, op=ast.Add(), right=right):
-                return self.text(left, depth - 1) + self.text(right, depth - 1)
-            case ast.BinOp(left=left, op=ast.Div(), right=right):
-                return f"{self.text(left, depth - 1)}/{self.text(right, depth - 1)}"
-            case ast.Call(args=[_, *_] as arguments) if _called(node) == "join":
-                return "/".join(self.text(argument, depth - 1) for argument in arguments)
-            case ast.Call(args=[argument, *_]) if _called(node) in ("Path", "str", "abspath", "expanduser"):
-                return self.text(argument, depth - 1)
-        return "*"
-
-    def _named(self, name: str, depth: int) -> str:
-        if name in self.given:
-            return self.given[name]
-        if name in self.options:
-            default = next((item.value for item in self.options[name].keywords if item.arg == "default"), None)
-            return self.text(default, depth - 1)
-        return self.text(self.nodes.get(name), depth - 1)
-
-
-def _given(words: Sequence[str]) -> dict[str, str]:
-    """The values of flags, in any style."""
-    given: dict[str, str] = {}
-    for number, word in enumerate(words):
-        name, equals, value = word.lstrip("-+").partition("=")
-        key = name.replace("-", "_")
-        if equals:
-            given[key] = value
-        elif word.startswith("--") and number + 1 < len(words) and not words[number + 1].startswith("-"):
-            given[key] = words[number + 1]
-    return given
-
-
 def _modules(tree: ast.Module) -> set[str]:
     """Top packages that it imports."""
     found: set[str] = set()
@@ -197,7 +106,7 @@ def _modules(tree: ast.Module) -> set[str]:
 
 
 def _library(modules: set[str], tree: ast.Module) -> str:
-    called = {_called(node) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    called = {called_name(node) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     if "kgorch" in modules and "attach" in called:
         return "kgorch"
     if "transformers" in modules and modules & {"Trainer", "Seq2SeqTrainer"}:
@@ -230,7 +139,7 @@ def _launcher(library: str, modules: set[str], source: str) -> Launcher:
     return Launcher.TORCHRUN if is_distributed and not spawns else Launcher.NONE
 
 
-def _find_checkpoint(tree: ast.Module, names: _Names, found: ProgramFindings) -> None:
+def _find_checkpoint(tree: ast.Module, names: ProgramNames, found: ProgramFindings) -> None:
     calls, repeated = list(_saves(tree, names)), _repeated(tree)
     saved, renamed = [path for path, _ in calls], dict(_renames(tree, names))
     for path in saved:
@@ -262,10 +171,10 @@ def _incomplete(old: str, final: str) -> list[str]:
     return [pattern for pattern in patterns if not fnmatchcase(example, pattern)][:1]
 
 
-def _saves(tree: ast.Module, names: _Names) -> Iterator[tuple[str, ast.Call]]:
-    """The path of each call that saves."""
+def _saves(tree: ast.Module, names: ProgramNames) -> Iterator[tuple[str, ast.Call]]:
+    """The path of each call that saves. A function of the program itself is none: what saves in it is."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and (name := _called(node)) in _SAVES:
+        if isinstance(node, ast.Call) and (name := called_name(node)) in _SAVES and not [*names.functions_called(node)]:
             position = _SAVES[name]
             keywords = {item.arg: item.value for item in node.keywords}
             if len(node.args) > position:
@@ -281,16 +190,16 @@ def _repeated(tree: ast.Module) -> set[ast.AST]:
     waiting: list[ast.AST] = [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While)]
     while waiting:
         for node in ast.walk(waiting.pop()):
-            if node not in found and isinstance(node, ast.Call) and _called(node) in functions:
-                waiting.append(functions[_called(node)])
+            if node not in found and isinstance(node, ast.Call) and called_name(node) in functions:
+                waiting.append(functions[called_name(node)])
             found.add(node)
     return found
 
 
-def _renames(tree: ast.Module, names: _Names) -> Iterator[tuple[str, str]]:
+def _renames(tree: ast.Module, names: ProgramNames) -> Iterator[tuple[str, str]]:
     """(old, new) of os.replace, shutil.move and the like, and of pathlib's methods. `replace` of a text has two arguments."""
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Call) or _called(node) not in _RENAMES:
+        if not isinstance(node, ast.Call) or called_name(node) not in _RENAMES:
             continue
         owner = node.func.value if isinstance(node.func, ast.Attribute) else None
         is_function = owner is None or (isinstance(owner, ast.Name) and owner.id in ("os", "shutil"))
@@ -302,13 +211,13 @@ def _renames(tree: ast.Module, names: _Names) -> Iterator[tuple[str, str]]:
                 yield old, new
 
 
-def _pointers(tree: ast.Module, names: _Names) -> Iterator[tuple[str, str]]:
+def _pointers(tree: ast.Module, names: ProgramNames) -> Iterator[tuple[str, str]]:
     """Files without a format that the program writes, and links that it makes, whose name has "latest" in it."""
     for node in ast.walk(tree):
         place, kind = None, "file"
         match node:
             case ast.Call(args=[path, ast.Constant(value=str(mode)), *_]) if (
-                _called(node) == "open" and mode in _WRITES
+                called_name(node) == "open" and mode in _WRITES
             ):
                 place = path
             case ast.Call(func=ast.Attribute(value=owner, attr="write_text")):
@@ -329,7 +238,7 @@ def _clean(path: str) -> str:
     return "" if path.startswith(("/", "../")) or "/../" in path or path in ("", "*", ".") else path
 
 
-def _again(tree: ast.Module, names: _Names, found: ProgramFindings) -> list[str]:
+def _again(tree: ast.Module, names: ProgramNames, found: ProgramFindings) -> list[str]:
     resumes = sorted((name for name in names.options if re.search(r"resume|ckpt_path|restore", name)), key=len)
     if resumes:
         call = names.options[resumes[0]]
@@ -354,7 +263,7 @@ def _again(tree: ast.Module, names: _Names, found: ProgramFindings) -> list[str]
     return [f"{words[0]}{{checkpoint}}"] if words else []
 
 
-def _by_library(names: _Names, found: ProgramFindings) -> None:
+def _by_library(names: ProgramNames, found: ProgramFindings) -> None:
     """What a library does by itself, where the source does not say otherwise."""
     out = _clean(names.given.get("output_dir", ""))
     if found.library == "transformers":
@@ -375,7 +284,7 @@ def _printed(tree: ast.Module) -> tuple[str, str]:
     said = {
         part
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and _called(node) in _SAYS
+        if isinstance(node, ast.Call) and called_name(node) in _SAYS
         for part in ast.walk(node)
     }
     step = loss = ""
@@ -403,9 +312,9 @@ def _parts(node: ast.AST) -> list[str | None]:
             return _split(_PERCENT, text)
         case ast.Call(func=ast.Attribute(value=ast.Constant(value=str(text)), attr="format")):
             return _split(_BRACES, text)
-        case ast.Call(args=[ast.Constant(value=str(text)), _, *_]) if _called(node) in _SAYS and "%" in text:
+        case ast.Call(args=[ast.Constant(value=str(text)), _, *_]) if called_name(node) in _SAYS and "%" in text:
             return _split(_PERCENT, text)
-        case ast.Call(args=[_, _, *_] as words) if _called(node) == "print":
+        case ast.Call(args=[_, _, *_] as words) if called_name(node) == "print":
             return [f"{word.value!s} " if isinstance(word, ast.Constant) else None for word in words]
     return []
 
@@ -419,13 +328,6 @@ def _is_name_of_file(parts: Sequence[str | None]) -> bool:
     """As f"out/step-{step}.pt": nobody prints it alone."""
     texts = [text for text in parts if text is not None]
     return not any(re.search(r"\s", text) for text in texts) and bool(texts and re.search(r"\.[a-z]\w*$", texts[-1]))
-
-
-def _called(call: ast.Call) -> str:
-    function = call.func
-    return (
-        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
-    )
 
 
 def is_carried(found: ProgramFindings) -> bool:

@@ -82,7 +82,7 @@ def save_checkpoint(state, filename="checkpoint.pth.tar"):
         (TRAINER, ["--output_dir", "runs"], "torchrun", "runs/checkpoint-*", ["--resume_from_checkpoint", "{checkpoint}"]),
         (LIGHTNING, [], "none", "lightning_logs/*/checkpoints/*.ckpt", []),
         (ACCELERATE, ["--output_dir=o"], "accelerate", "o/step_*", ["--resume_from_checkpoint={checkpoint}"]),
-        (EPOCHS, [], "none", None, []),
+        (EPOCHS, [], "none", "checkpoint.pth.tar", ["--resume"]),
     ],
 )  # fmt: skip
 def test_what_a_library_does_by_itself_is_known(source, words, launcher, checkpoint, again):
@@ -172,6 +172,101 @@ def test_a_folder_that_the_source_does_not_name_is_told():
     found = inspect("import torch\nfor i in range(3):\n    torch.save(x, load_settings().out / 'last.pt')\n", [])
     assert found.checkpoint == "*/last.pt"
     assert "checkpoint: in which folder? `*` is the name of one folder, and of no path" in found.notes
+
+
+IMAGENET = """
+import argparse, shutil, torch
+parser = argparse.ArgumentParser()
+parser.add_argument('--resume', default='', type=str, metavar='PATH')
+def main(path):
+    for epoch in range(9):
+        train(path)
+        save_checkpoint({'epoch': epoch}, is_best)
+def load(filename="words.txt"):
+    return open(filename)
+def save_checkpoint(state, is_best, filename='checkpoint.pth.tar'):
+    torch.save(state, filename)
+    if is_best:
+        shutil.copyfile(filename, 'model_best.pth.tar')
+main('imagenet')
+"""
+MULTIGPU = """
+import os, torch
+from torch.distributed import init_process_group
+class Trainer:
+    def __init__(self, model, save_every, snapshot_path):
+        self.snapshot_path = snapshot_path
+        if os.path.exists(snapshot_path):
+            self._load_snapshot(snapshot_path)
+    def _load_snapshot(self, snapshot_path):
+        snapshot = torch.load(snapshot_path)
+    def _save_snapshot(self, epoch):
+        torch.save(snapshot, self.snapshot_path)
+    def train(self, epochs):
+        for epoch in range(epochs):
+            self._save_snapshot(epoch)
+def main(save_every, epochs, snapshot_path="snapshot.pt"):
+    init_process_group()
+    trainer = Trainer(model, save_every, snapshot_path)
+    trainer.train(epochs)
+main(args.save_every, args.epochs)
+"""
+
+
+def test_what_a_function_saves_under_the_default_of_a_parameter_is_found():
+    """Of PyTorch's own examples, imagenet/main.py and multigpu_torchrun.py, no checkpoint was found."""
+    stage = parse(plan_text("main.py", [], inspect(IMAGENET, [])), "plan.toml").stage[0]
+    assert (stage.foreign.checkpoint, stage.foreign.again) == ("checkpoint.pth.tar", ["--resume", "{checkpoint}"])
+    found = inspect(MULTIGPU, [])
+    assert (found.checkpoint, found.launcher) == ("snapshot.pt", "torchrun")
+
+
+@pytest.mark.parametrize(
+    ("call", "checkpoint"),
+    [
+        ("save(s)", "a.pt"),
+        ("save(s, path=f'ckpt-{i}.pt')", "ckpt-*.pt"),
+        ("save(s, 'b.pt')", "b.pt"),
+        ("save(*s)", "a.pt"),
+        ("save(s, path=unknown())", ""),
+        ("Saver().store(s)", "c.pt"),
+        ("saver = Saver('out')\nsaver.store(s)", "out/c.pt"),
+        ("saver = Saver(folder='out')\nsaver.store(s, name=f'{i}.pt')", "out/*.pt"),
+        ("saver = Saver('out')\nsaver.store(s, f'{i}.pt')\ntorch.store(s, 'no.pt')", "out/*.pt"),
+    ],
+)
+def test_a_parameter_is_what_a_call_gives_or_else_its_default(call, checkpoint):
+    one, other = """
+def save(state, path="a.pt"):
+    torch.save(state, path)
+""", """
+class Saver:
+    def __init__(self, folder="."):
+        self.out = folder
+    def store(self, state, name="c.pt"):
+        torch.save(state, os.path.join(self.out, name))
+"""  # fmt: skip
+    lines = "".join(f"    {line}\n" for line in call.splitlines())
+    source = f"import os, torch\n{other if 'Saver' in call else one}\nfor i in range(3):\n{lines}"
+    assert inspect(source, []).checkpoint == checkpoint
+
+
+def test_a_parameter_is_one_of_its_own_function():
+    source = """
+import os, torch
+class Data:
+    def __init__(self, path, filename="words.txt"):
+        self.words = open(os.path.join(path, filename))
+def save(state, path, filename="last.pt"):
+    filename = os.path.join(path, filename)
+    def write():
+        torch.save(state, filename)
+    write()
+data = Data("corpus")
+for epoch in range(9):
+    save(state, "out")
+"""
+    assert inspect(source, []).checkpoint == "out/last.pt"
 
 
 FINAL = """
