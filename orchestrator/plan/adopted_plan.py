@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from kgorch.core.program_command import module_of
 from kgorch.plan.program_inspection import ProgramFindings
 
 
@@ -14,14 +15,13 @@ def plan_text(entry: str, words: Sequence[str], found: ProgramFindings, *, is_fo
     """The plan of a program, as TOML.
 
     Args:
-        entry: relative to the plan's folder.
+        entry: relative to the plan's folder, or `-m package.module`.
         words: its command line, which is kept word for word.
         is_foreign: the program saves and resumes by itself; else a Trainer of its library is carried.
     """
-    name = (
-        re.sub(r"[^A-Za-z0-9._-]+", "-", entry.rpartition("/")[2].rpartition(".")[0] or "run").strip("-._")[:64]
-        or "run"
-    )
+    file = entry.rpartition("/")[2].rpartition(".")[0]
+    name = module_of(entry).rpartition(".")[2] or re.sub(r"[^A-Za-z0-9._-]+", "-", file)
+    name = name.strip("-._")[:64] or "run"
     lines = [f"name = {_quoted(name)}", "", "[[stage]]", 'name = "train"', f"entry = {_quoted(entry)}"]
     words, first = _without_resume(words, found.again) if is_foreign and found.checkpoint else (words, [])
     if words:

@@ -53,20 +53,20 @@ def check_entries(plan: Plan, workdir: Path) -> None:
 
 def _check_module(stage: str, module: str, workdir: Path) -> None:
     """Check that `python -m module` finds a file: a module, or a package with __main__.py. Raises: PlanError."""
+    if program_of_module(module, workdir) is not None:
+        return
     path = _module_file(module, workdir)
-    if path is not None and path.name == "__init__.py" and not path.with_name("__main__.py").is_file():
+    if path is not None:
         raise PlanError(
             f"stage {stage!r}: {module!r} is a package without a __main__.py, so -m cannot run it",
             f"found {path}",
             next_step="name a module of it in the stage's entry",
         )
-    # a folder without __init__.py is a package, too, which _module_file does not know
-    if path is None and not workdir.joinpath(*module.split("."), "__main__.py").is_file():
-        raise PlanError(
-            f"stage {stage!r}: there is no module {module!r}",
-            f"searched {workdir} and the installed packages",
-            next_step="correct the stage's entry",
-        )
+    raise PlanError(
+        f"stage {stage!r}: there is no module {module!r}",
+        f"searched {workdir} and the installed packages",
+        next_step="correct the stage's entry",
+    )
 
 
 def _check_executable(stage: str, entry: str, workdir: Path) -> None:
@@ -99,6 +99,19 @@ def _check_function(stage: str, key: str, value: str, workdir: Path) -> None:
             f"stage {stage!r}: {path} has no {function!r}{nearest(function, names)}",
             next_step=f"correct the stage's {key}",
         )
+
+
+def program_of_module(module: str, workdir: Path) -> Path | None:
+    """The file that `python -m module` runs: the module, or of a package its __main__.py. None where there is none.
+
+    Args:
+        workdir: the plan's folder.
+    """
+    path = _module_file(module, workdir)
+    if path is None:  # a folder without __init__.py is a package, too, which _module_file does not know
+        path = workdir.joinpath(*module.split("."), "__init__.py")
+    path = path.with_name("__main__.py") if path.name == "__init__.py" else path
+    return path if path.is_file() else None
 
 
 def _module_file(module: str, workdir: Path) -> Path | None:

@@ -314,3 +314,48 @@ def test_completion_waits_for_no_writer(place):
 def test_a_group_without_a_verb_shows_its_help_and_no_error(words, capfd):
     told = said(capfd, *words)
     assert told.startswith("Usage: kgorch") and "[KG" not in told
+
+
+TRAINS = "import torch\nfor step in range(9):\n    torch.save(state, f'out/step-{step}.pt')\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "module", "name"),
+    [
+        ("pkg/train.py", "pkg.train", "train"),
+        ("pkg/__main__.py", "pkg", "pkg"),
+        ("single.py", "single", "single"),
+    ],
+)
+@pytest.mark.parametrize("is_quoted", [False, True])
+def test_adopt_writes_a_plan_for_a_module_as_python_runs_it(place, capfd, file, module, name, is_quoted):
+    """There was "no program -m", though a plan takes it. The module is read and not imported."""
+    path = place / "work" / file
+    path.parent.mkdir(exist_ok=True)
+    (path.parent / "__init__.py").write_text("raise SystemExit('imported')\n")
+    path.write_text(TRAINS)
+    program = [f"-m {module}"] if is_quoted else ["-m", module]
+    said(capfd, "adopt", *program, "--out", "made.toml", "--", "--lr", "0.1", code=0)
+    plan = load(Path("made.toml"))[0]
+    [stage] = plan.stage
+    assert (plan.name, stage.entry, stage.argv) == (name, f"-m {module}", ["--lr", "0.1"])
+    assert stage.foreign.checkpoint == "out/step-*.pt"
+    check_entries(plan, Path.cwd())
+    again = said(capfd, "adopt", *program, "--out", "made.toml", "--", "--lr", "0.1")
+    assert f"kgorch adopt -m {module} --print -- --lr 0.1" in again
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["-m"], "-m needs a module"),
+        (["-m", "no such"], "-m needs a module"),
+        (["-m", "nowhere.train"], "there is no module 'nowhere.train'"),
+        (["-m", "empty"], "there is no module 'empty'"),
+    ],
+)
+def test_a_module_that_is_not_found_is_said_with_what_to_type(place, capfd, words, expected):
+    (place / "work" / "empty").mkdir()
+    (place / "work" / "empty" / "__init__.py").write_text("")
+    told = said(capfd, "adopt", *words, "--print")
+    assert expected in told and "kgorch adopt -m package.module -- FLAGS" in told

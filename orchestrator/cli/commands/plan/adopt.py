@@ -31,6 +31,8 @@ def command(program: Path, words: tuple[str, ...], out: Path, only_print: bool, 
     step and its loss are found where the source shows them; what it does not show is marked in the plan. `kgorch check` then
     runs it briefly and says what works.
 
+    `-m package.module` in place of PROGRAM is what `python -m` would run from the plan's folder.
+
     \b
     Example:
       kgorch adopt train.py --print -- --epochs 10
@@ -40,7 +42,10 @@ def command(program: Path, words: tuple[str, ...], out: Path, only_print: bool, 
     from kgorch.plan.program_inspection import ProgramFindings, inspect, is_carried
 
     out = out.absolute()
-    entry = os.path.relpath(program.absolute(), out.parent)
+    typed, entry = [str(program)], os.path.relpath(program.absolute(), out.parent)
+    if typed[0].startswith("-m"):  # an argument, not an option: behind the program, -m is a flag of the program
+        typed, words = [*typed[0].split(), *words][:2], (*typed[0].split(), *words)[2:]
+        program, entry = _module(typed, out.parent), " ".join(typed)
     if entry.startswith(".."):
         raise KgorchError(f"{program} is not below {out.parent}", next_step=f"--out {program.parent / 'plan.toml'}")
     if not program.is_file():
@@ -58,7 +63,7 @@ def command(program: Path, words: tuple[str, ...], out: Path, only_print: bool, 
     text = plan_text(entry, list(words), found, is_foreign=foreign)
     parse(text, out.name)  # what is written is a plan
     if not only_print and os.path.lexists(out):
-        again = shlex.join(["kgorch", "adopt", str(program), "--print", *(["--", *words] if words else [])])
+        again = shlex.join(["kgorch", "adopt", *typed, "--print", *(["--", *words] if words else [])])
         raise KgorchError(
             f"{out} exists already; nothing was written",
             next_step=f"{again}, or --out another.toml",
@@ -78,3 +83,18 @@ def command(program: Path, words: tuple[str, ...], out: Path, only_print: bool, 
     render.echo(f"wrote {out}")
     render.echo(f"next: kgorch check {shlex.quote(os.path.relpath(out))}")
     return 0
+
+
+def _module(typed: list[str], folder: Path) -> Path:
+    """The source of `-m package.module`. Raises: KgorchError."""
+    from kgorch.core.program_command import module_of
+    from kgorch.plan.entries import program_of_module
+
+    next_step = "kgorch adopt -m package.module -- FLAGS, in the plan's folder, as for `python -m`"
+    module = module_of(" ".join(typed))
+    if not module:
+        raise KgorchError("-m needs a module", f"found {' '.join(typed[1:]) or 'nothing'}", next_step=next_step)
+    if (path := program_of_module(module, folder)) is None:
+        searched = f"searched {folder} and the installed packages, for a module's file or a package's __main__.py"
+        raise KgorchError(f"there is no module {module!r}", searched, next_step=next_step)
+    return path
