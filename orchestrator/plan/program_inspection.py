@@ -339,3 +339,15 @@ def is_carried(found: ProgramFindings) -> bool:
     return found.library in ("transformers", "lightning", "kgorch") or (
         found.library == "accelerate" and not found.again
     )
+
+
+def why_foreign(found: ProgramFindings) -> str:
+    """Why a program that kgorch could carry is left to save and resume by itself; empty for any other program."""
+    if found.library != "accelerate" or is_carried(found):
+        return ""
+    flag = found.again[0].partition("=")[0]
+    return (
+        f"this loop around Accelerate continues by itself ({flag}), and is left to do so: that is more exact than from outside,"
+        " where of its plain variables only numbers come back. For kgorch to carry it all the same (level 1), delete launcher"
+        " and [stage.foreign] from the plan"
+    )

@@ -359,3 +359,19 @@ def test_a_module_that_is_not_found_is_said_with_what_to_type(place, capfd, word
     (place / "work" / "empty" / "__init__.py").write_text("")
     told = said(capfd, "adopt", *words, "--print")
     assert expected in told and "kgorch adopt -m package.module -- FLAGS" in told
+
+
+@pytest.mark.parametrize(
+    ("option", "flag", "is_noted"),
+    [([], "--resume_from_checkpoint", True), (["--foreign"], "--resume_from_checkpoint", False), ([], "--lr", False)],
+)
+def test_adopt_says_why_a_loop_around_accelerate_is_not_carried(place, capfd, option, flag, is_noted):
+    """Its help promises it; a loop that can continue by itself is left to do so, and nothing said that this was a choice."""
+    source = f"from accelerate import Accelerator\nparser.add_argument('{flag}')\n"
+    (place / "work" / "t.py").write_text(source)
+    assert code_of(["adopt", "t.py", "--print", *option]) == 0
+    told = capfd.readouterr()
+    assert ("note: " in told.err) == is_noted
+    if is_noted:
+        assert f"continues by itself ({flag})" in told.err and "delete launcher and [stage.foreign]" in told.err
+        assert "launcher" in told.out and "[stage.foreign]" in told.out

@@ -26,10 +26,10 @@ MAX_SOURCE_BYTES = 4 << 20
 def command(program: Path, words: tuple[str, ...], out: Path, only_print: bool, foreign: bool) -> int:
     """Write a plan for a program as it is, from its source and the flags that you start it with.
 
-    A Trainer of Lightning, Transformers or Accelerate is carried through the sessions; any other program must save and resume
-    by itself. The program is read and not run. Library, launcher, place of checkpoints, the words by which it continues, its
-    step and its loss are found where the source shows them; what it does not show is marked in the plan. `kgorch check` then
-    runs it briefly and says what works.
+    A Trainer of Lightning or Transformers is carried through the sessions, and so is a loop around Accelerate that has no resume
+    of its own; any other program must save and resume by itself. The program is read and not run. Library, launcher, place of
+    checkpoints, the words by which it continues, its step and its loss are found where the source shows them; what it does not
+    show is marked in the plan. `kgorch check` then runs it briefly and says what works.
 
     `-m package.module` in place of PROGRAM is what `python -m` would run from the plan's folder.
 
@@ -39,7 +39,7 @@ def command(program: Path, words: tuple[str, ...], out: Path, only_print: bool, 
     """
     from kgorch.plan import parse
     from kgorch.plan.adopted_plan import plan_text
-    from kgorch.plan.program_inspection import ProgramFindings, inspect, is_carried
+    from kgorch.plan.program_inspection import ProgramFindings, inspect, is_carried, why_foreign
 
     out = out.absolute()
     typed, entry = [str(program)], os.path.relpath(program.absolute(), out.parent)
@@ -59,6 +59,8 @@ def command(program: Path, words: tuple[str, ...], out: Path, only_print: bool, 
             raise KgorchError(
                 f"{program} cannot be parsed", str(error), next_step="correct it, then the same again"
             ) from None
+    if not foreign and (choice := why_foreign(found)):
+        render.echo(f"note: {choice}", err=True)
     foreign = foreign or not is_carried(found)
     text = plan_text(entry, list(words), found, is_foreign=foreign)
     parse(text, out.name)  # what is written is a plan
