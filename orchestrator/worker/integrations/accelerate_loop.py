@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,6 +38,7 @@ def adapt(module: ModuleType) -> None:
     for name in PREPARES:
         setattr(cls, name, _tracked(getattr(cls, name)))
     cls.save_state = _numbered(cls.save_state)
+    cls.log = _reported(cls.log)
     for name in WRITES:
         setattr(cls, name, _silent(getattr(cls, name)))
     cls.load_state = _silent(cls.load_state, where="has_started")  # before it, it tells where the script begins
@@ -120,6 +121,21 @@ def _numbered(original: Callable[..., Any]) -> Callable[..., Any]:
         return saved
 
     return save_state
+
+
+def _reported(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`log`, whose figures are the session's metrics, too. Those of rank 0 count, whichever ranks call it."""
+
+    @functools.wraps(original)
+    def log(self: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
+        logged = original(self, values, *args, **kwargs)
+        carried: AccelerateCarrier | None = getattr(self, "_kgorch", None)
+        if carried is not None and session_end.is_open() and isinstance(values, Mapping):
+            named = {name: value for name, value in values.items() if isinstance(name, str)}
+            carried.session.report(**carrier.figures(named))
+        return logged
+
+    return log
 
 
 def _put_aside(accelerator: Any, name: str) -> None:

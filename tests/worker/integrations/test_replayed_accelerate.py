@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import safetensors.torch
 import torch
-from cut_session import Cut
+from cut_session import Cut, CutSession
 from small_trainings import goes_on, numbers, train_batch, weights_of, whole_and_resumed
 from torch import nn
 from torch.utils.data import DataLoader
@@ -166,6 +166,38 @@ def test_files_and_logs_of_epochs_that_are_done_stay_as_they_are(accelerated, cu
         accelerated(script, cut_at)
     assert accelerated(script, saved=cut.value.saved) == (24, whole) and logged == logs
     assert len(set(whole)) == 4
+
+
+@pytest.mark.parametrize("cut_at", [8, 12, 15])
+def test_what_is_logged_is_reported_once_for_each_epoch(accelerated, monkeypatch, cut_at):
+    """`status` had no metrics of such a loop, and `keep.best` nothing to rank."""
+    reported, report = [], CutSession.report
+
+    def note(self, **metrics):
+        report(self, **metrics)
+        reported.append(metrics)
+
+    monkeypatch.setattr(CutSession, "report", note)
+
+    def script(accelerator):
+        accelerator.log({"loss": 9.0})  # before there is a session
+        model, optimizer, train = prepared(accelerator, shuffled())
+        for epoch in range(4):
+            for batch in train:
+                train_batch(accelerator, model, optimizer, batch)
+            loss = ((model(torch.ones(1, 1)) - 1) ** 2).mean().detach()
+            accelerator.log({"loss": loss, "epoch": epoch, "name": "x", "nested": {"loss": 1.0}, 3: 1.0}, step=epoch)
+
+    accelerated(script)
+    whole = [{name: float(value) for name, value in metrics.items()} for metrics in reported]
+    metrics = accelerated.session._state.metrics
+    assert [sorted(each) for each in whole] == [["epoch", "loss"]] * 4
+    assert metrics.values == whole[-1] and metrics.measured == {"epoch": 24, "loss": 24}
+    reported.clear()
+    with pytest.raises(Cut) as cut:
+        accelerated(script, cut_at)
+    accelerated(script, saved=cut.value.saved)
+    assert [{name: float(value) for name, value in metrics.items()} for metrics in reported] == whole
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
