@@ -490,7 +490,11 @@ def test_what_metrics_cannot_show_is_said(kgorch, run, args, said):
 def test_metrics_of_a_run_that_has_reported_nothing_are_an_empty_table(kgorch, run, engine):
     with engine.begin() as connection:
         connection.execute(text("DELETE FROM events WHERE kind = 'epoch'"))
-    assert kgorch("metrics").stdout.splitlines() == ["stage\tmetric\tlast\tat step\tbest\tat step\tbest is\tvalues"]
+    shown = kgorch("metrics")
+    assert shown.stdout.splitlines() == ["stage\tmetric\tlast\tat step\tbest\tat step\tbest is\tvalues"]
+    [line] = shown.stderr.splitlines()
+    assert "no metrics were reported" in line and "session.report(" in line and "stage.foreign.metrics" in line
+    assert kgorch("metrics", "--json").stderr == kgorch("metrics", "--csv").stderr == ""
     assert kgorch("metrics", "--csv").stdout == "stage,step,epoch,at,steps\n"
     assert json.loads(kgorch("metrics", "--json").stdout)["points"] == []
 

@@ -108,8 +108,9 @@ def _print_table(curve: RunMetrics) -> None:
     from kgorch.report import metrics
 
     entries = metrics.table(curve)
-    if not entries and render.is_terminal(sys.stdout):
-        render.echo("no metrics yet: call session.report(loss=loss) in the training script", err=True)
+    if not entries:
+        how = "session.report(loss=loss), accelerator.log() or the log of a Trainer; of other programs, stage.foreign.metrics"
+        render.echo(f"no metrics were reported. What reports them: {how}", err=True)
     rows = [
         [
             item["stage"],
