@@ -407,6 +407,7 @@ class Summary(NamedTuple):
     Attributes:
         mode: `min` or `max`, whichever value is the best.
         values: how many there are.
+        is_judged: the plan or the name says which values are better; else `best` is the highest, and no achievement.
     """
 
     name: str
@@ -416,6 +417,7 @@ class Summary(NamedTuple):
     last_step: int
     best: float
     best_step: int
+    is_judged: bool
 
 
 def summaries(curve: Sequence[CurvePoint], modes: Mapping[str, str]) -> list[Summary]:
@@ -436,5 +438,6 @@ def summaries(curve: Sequence[CurvePoint], modes: Mapping[str, str]) -> list[Sum
         ]  # NaN where nothing else is
         best_step, best = (min if mode == "min" else max)(finite, key=lambda item: item[1])
         last_step, last = items[-1]
-        lines.append(Summary(name, mode, len(items), last, last_step, best, best_step))
+        is_judged = name in modes or has_known_direction(name)
+        lines.append(Summary(name, mode, len(items), last, last_step, best, best_step, is_judged))
     return lines

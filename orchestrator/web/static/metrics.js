@@ -66,7 +66,7 @@ function find() {
 function table() {
   const value = (v) => v === null ? "nan" : number(v);
   const rows = answer.table.map((one) => el("tr", {}, el("td", {class: "wrap"}, el("bdi", {}, one.name)), el("td", {}, one.stage), el("td", {}, value(one.last)),
-    el("td", {}, number(one.last_step)), el("td", {}, `${value(one.best)} (${one.mode})`), el("td", {}, number(one.best_step)), el("td", {}, number(one.values))));
+    el("td", {}, number(one.last_step)), el("td", {}, one.is_judged ? `${value(one.best)} (${one.mode})` : ""), el("td", {}, one.is_judged ? number(one.best_step) : ""), el("td", {}, number(one.values))));
   const head = ["metric", "stage", "last", "at step", "best", "at step", "values"].map((text) => el("th", {scope: "col"}, text));
   $("metric-table").replaceChildren(el("table", {class: "plain"}, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows)));
 }

@@ -219,3 +219,12 @@ def test_the_best_is_by_the_plan_or_by_the_name_and_the_first_of_equals():
     assert found["val_loss"].last == 0.3 and math.isnan(found["dice"].last) and found["dice"].values == 4
     assert math.isnan(found["chance"].best)
     assert {item.name: item.best for item in metric_curve.summaries(points, {"val_loss": "max"})}["val_loss"] == 0.5
+
+
+@pytest.mark.parametrize("name", ["grad_norm", "lr", "runtime", "epoch", "samples_per_second"])
+def test_the_best_of_a_metric_of_which_nobody_knows_what_is_better_is_not_judged(name):
+    """The highest norm of a gradient, and the longest time, were its best."""
+    points = [CurvePoint(step, 1, 0.0, 1, {name: float(step)}) for step in (1, 2)]
+    assert [item.is_judged for item in metric_curve.summaries(points, {})] == [False]
+    [found] = metric_curve.summaries(points, {name: "min"})
+    assert found.is_judged and (found.best, found.best_step) == (1.0, 1)

@@ -117,9 +117,7 @@ def _print_table(curve: RunMetrics) -> None:
             item["name"],
             _number(item["last"]),
             str(item["last_step"]),
-            _number(item["best"]),
-            str(item["best_step"]),
-            item["mode"],
+            *((_number(item["best"]), str(item["best_step"]), item["mode"]) if item["is_judged"] else ("", "", "")),
             str(item["values"]),
         ]
         for item in entries
