@@ -148,7 +148,15 @@ def _verdict(lines: Sequence[CheckLine], stages: Sequence[View], failure: str) -
     if not stages:
         return Fit.FITS, "as far as the machine alone can tell; no steps were taken"
     fullest = max((stage for stage in stages if stage["memory"]), key=lambda s: s["memory"]["held"], default=None)
-    return Fit.FITS, f"stage {fullest['name']} takes {fullest['memory']['why']}" if fullest else "no stage takes steps"
+    if fullest:
+        return Fit.FITS, f"stage {fullest['name']} takes {fullest['memory']['why']}"
+    if stage := next((stage for stage in stages if "foreign" in stage), None):
+        _, said, _ = foreign_probe.describe(stage["foreign"])[0]
+        return (
+            Fit.FITS,
+            f"stage {stage['name']}: {said}; how much memory it needs is not measured for a program that saves by itself",
+        )
+    return Fit.FITS, "no stage takes steps"
 
 
 def _stage(plan: Plan, probe: StageProbe, target: CheckTarget) -> View:

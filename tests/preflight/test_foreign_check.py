@@ -25,6 +25,11 @@ def test_steps_checkpoints_the_stop_and_the_loss_at_a_wall_are_told(kgorch):
     )
     assert "after SIGTERM and saved" in said[2] and "a wall loses" in said[2]
     assert view["verdict"] == "fits" and view["forecast"] is None
+    # it was "no stage takes steps"
+    assert (
+        view["why"]
+        == f"stage train: {said[0]}; how much memory it needs is not measured for a program that saves by itself"
+    )
     assert not (kgorch.folder / "state").exists(), "a run would find what the check has saved"
 
 
