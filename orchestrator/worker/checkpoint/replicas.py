@@ -20,8 +20,9 @@ COMPARISONS = 3
 """Saves of an attempt before which the ranks are compared."""
 
 DIFFER = (
-    "{}: the weights differ between the ranks, and a checkpoint holds some of each: wrap the model in DistributedDataParallel, or"
-    " average gradients or weights in the script; begin a copy of it behind the wrapper"
+    "{}: the weights differ between the ranks, and a checkpoint holds some of each. Either the model is not wrapped in"
+    " DistributedDataParallel (wrap it, or average gradients or weights in the script, and begin a copy of it behind the wrapper),"
+    " or the script averages weights only every few steps (local SGD: average at each step, or give the stage `ranks = 1`)"
 )
 """What `exactness` says, with the names of the tracked objects."""
 

@@ -89,3 +89,9 @@ def test_the_modules_that_differ_are_named_and_an_average_that_has_not_begun_is_
     assert replicas.differing({"head": model(2)}, voting(model(1))) == ["head"]
     things["swa"].update_parameters(model())
     assert replicas.differing(things, voting(model(), model(), model(2))) == [], "it has begun, and is the same"
+
+
+def test_the_note_also_names_training_that_averages_weights_now_and_then():
+    """Its model is wrapped: "wrap the model" was no advice."""
+    said = replicas.DIFFER.format("model0")
+    assert "is not wrapped in DistributedDataParallel" in said and "every few steps (local SGD" in said
