@@ -106,6 +106,8 @@ class BestCheckpoint:
 
         Over several nodes nothing is saved here: the ranks would wait for the network at each report.
         """
+        if self._rank == 0:
+            self._tell_of_late(step - 1)
         if self._board.spans_nodes:
             return 0
         in_series = self._last == step - 1 and step % SERIES
@@ -125,6 +127,18 @@ class BestCheckpoint:
             )
             self._tell(JournalEntry(self._launch.attempt, EventKind.BEST_NOT_SAVED, {"step": str(step), "why": why}))
         return agreed or 0
+
+    def _tell_of_late(self, step: int) -> None:
+        """Tell, once, of a better value that came after the boundary of the step that it was measured on, in no vote."""
+        if self._has_missed or step in (self._reported, self._at) or (value := self._measured_at(step)) is None:
+            return
+        if self._is_better(value):
+            self._has_missed = True
+            why = (
+                f"{self.metric} was reported after the end of its step, where this loop saves nothing: evaluate and report in the"
+                " loop over the batches, right after the optimizer's step, on all ranks"
+            )
+            self._tell(JournalEntry(self._launch.attempt, EventKind.BEST_NOT_SAVED, {"step": str(step), "why": why}))
 
     def add_cost(self, seconds: float) -> None:
         """Count a save within an epoch, which has held up the training, against the budget."""

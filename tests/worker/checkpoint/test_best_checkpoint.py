@@ -208,3 +208,23 @@ def test_after_a_save_of_the_best_that_failed_lower_values_than_its_own_are_save
     metrics.report("accuracy", 0.7, Mark(4, 1, True))
     assert best.between_epochs(4, None) == 0
     place.kill_keeper()
+
+
+def test_a_better_value_that_comes_after_the_end_of_its_step_is_told_once(tmp_path):
+    """In a loop around Accelerate an evaluation after an epoch comes there: its weights were not saved, without a word."""
+    place, metrics = Place(tmp_path), ReportedMetrics()
+    saver = place.saver(best=BEST | {"value": 0.5})
+    page = tmp_path / "page"
+    page.write_bytes(b"\0" * size(1))
+    best = BestCheckpoint(saver._launch, 0, Board(str(page), 0, 1), saver, metrics, place.told.append)
+
+    def told_at(step: int, measured: int, value: float) -> list[str]:
+        metrics.report("accuracy", value, Mark(measured, 1, True))
+        place.told.clear()
+        assert best.after_step(step, None) == 0
+        return [entry.facts["why"] for entry in place.told]
+
+    assert told_at(2, 1, 0.4) == [] == told_at(4, 2, 0.9), "it is not better, or was measured long ago"
+    [why] = told_at(5, 4, 0.9)
+    assert "after the end of its step" in why and "right after the optimizer's step" in why
+    assert told_at(6, 5, 0.95) == []
