@@ -155,7 +155,7 @@ def _carrier_of(accelerator: Any, items: tuple[Any, ...]) -> AccelerateCarrier |
         return known if session_end.is_open() else None
     launch = worker.launch()
     has_optimizer = any(isinstance(item, torch.optim.Optimizer) for item in items)
-    if launch is None or session_end.is_open() or not has_optimizer or carrier.has_carried():
+    if launch is None or session_end.is_open() or not has_optimizer or carrier.is_another(launch):
         return None
     accelerator._kgorch = carried = AccelerateCarrier(accelerator, Session(launch, None, is_guest=True))
     carried.follow_earlier(items)

@@ -20,6 +20,7 @@ from torch import nn
 from kgorch import worker
 from kgorch.core.codes import EventKind
 from kgorch.errors import KgorchError
+from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.worker import session_end
 from kgorch.worker.session import Session
 from kgorch.worker.telemetry import event_sender
@@ -72,11 +73,8 @@ def carried_training(library: str) -> Iterator[Session | None]:
     """
     launch = worker.launch()
     if launch is None or session_end.is_open() or _carried:
-        if launch is not None and _carried and not session_end.is_open():
-            if os.environ.get("RANK", "0") == "0" and "training" not in _carried[0]:
-                _carried[0]["training"] = SECOND
-                event_sender.send_late(launch, EventKind.EXACTNESS, _carried[0])
-            print(f"kgorch: {SECOND}", file=sys.stderr, flush=True)
+        if launch is not None and not session_end.is_open():
+            is_another(launch)
         yield None
         return
     _carried.append({})
@@ -110,8 +108,13 @@ def further_weights(
     return nn.ParameterList(further.values()) if further else None
 
 
-def has_carried() -> bool:
-    """Whether a training of this script was carried before: what begins now is another one."""
+def is_another(launch: LaunchSpec) -> bool:
+    """Whether a training of this script was carried before what begins now, which is then told once."""
+    if _carried and "training" not in _carried[0]:
+        _carried[0]["training"] = SECOND
+        print(f"kgorch: {SECOND}", file=sys.stderr, flush=True)
+        if os.environ.get("RANK", "0") == "0":
+            event_sender.send_late(launch, EventKind.EXACTNESS, _carried[0])
     return bool(_carried)
 
 

@@ -46,7 +46,7 @@ def carried(monkeypatch):
     """Runs a script that builds a Trainer, cut or as a continuation. Returns the session's steps and what the script returns."""
 
     def run(script, cut_at=None, saved=None):
-        made = []
+        made, told = [], []
 
         @contextlib.contextmanager
         def training(_):
@@ -54,12 +54,13 @@ def carried(monkeypatch):
                 yield None
                 return
             made.append(CutSession(cut_at, saved))
+            told.append({"training": "told"})
             yield made[0]
             made[0].end()
             run.finished = made[0].saved(is_final=True)
 
         monkeypatch.setattr(carrier, "carried_training", training)
-        monkeypatch.setattr(carrier, "_carried", made)
+        monkeypatch.setattr(carrier, "_carried", told)
         torch.manual_seed(3)
         returned = script()
         run.session = made[0]
