@@ -90,7 +90,8 @@ def check_command(typed: str) -> None:
                 break
             raise click.UsageError(f"no verb {verb}")
         words = words[1:] if verb == child.name else words
-        command, context = child, click.Context(child, info_name=child.name, parent=context)
+        context = click.Context(child, info_name=child.name, parent=context, **child.context_settings)
+        command = child
     command.make_parser(context).parse_args(words)
 
 
