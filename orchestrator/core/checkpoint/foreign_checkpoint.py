@@ -44,9 +44,6 @@ LACKING_S = 300.0
 """Seconds without a change after which a checkpoint counts as complete that lacks files: a model may have been written, and its
 optimizer be gathered from all ranks."""
 
-TICK_NS = 10_000_000
-"""Times of files that differ by less than a tick of the kernel's clock, at most 10 ms, do not tell which was written first."""
-
 SAME_COUNT = 2
 """A number in a name is no step where the log is at more than this multiple of it: names may count epochs."""
 
@@ -87,7 +84,7 @@ class Handed(NamedTuple):
     Attributes:
         path: empty where it was handed none.
         step: that it stands for; -1 for none.
-        history: what its log has said since, as `logged_at_most` takes it; of it what `passings` leaves.
+        history: what its log has said since, as `logged_at` takes it; of it what `passings` leaves.
     """
 
     path: str = ""
@@ -200,49 +197,13 @@ def shape_of(name: str) -> str:
     return re.sub(r"\d+", "0", name)
 
 
-def logged_at_most(history: Sequence[tuple[int, int]], newest_ns: int) -> int | None:
-    """The step that the log had come to at most when a checkpoint was written; None where none was read.
+def logged_at(history: Sequence[tuple[int, int]], newest_ns: int) -> int | None:
+    """The step that the log was at when a checkpoint was written; None where none was read.
 
     Args:
-        history: (Unix time in nanoseconds, step) of the log, oldest first: for each change the last time at which it was not yet
-            made, with the former step, and the first one at which it was.
+        history: (time of the look, step) of each look that found another step, oldest first.
     """
     return next((step for at_ns, step in history if at_ns >= newest_ns), history[-1][1] if history else None)
-
-
-def logged_at(history: Sequence[tuple[int, int]], printed: Sequence[tuple[int, int]], newest_ns: int) -> int | None:
-    """The step that the log was at when a checkpoint was written, as far as it is known; None where none was read.
-
-    Args: printed: (time, step) of the values of a metric, which tell more (`measured_at`); empty for none.
-    """
-    measured = measured_at(history, printed, newest_ns, math.inf) if printed else None
-    before = next((step for at_ns, step in reversed(history) if at_ns <= newest_ns), None)
-    return next((step for step in (measured, before) if step is not None), logged_at_most(history, newest_ns))
-
-
-def measured_at(
-    history: Sequence[tuple[int, int]], printed: Sequence[tuple[int, int]], newest_ns: int, now_ns: float
-) -> int | None:
-    """The step of the log at which a metric was, or will be, printed that was measured on a checkpoint; None where it is not known.
-
-    It is the step that was printed last before the checkpoint was written. Where it was written between the same two looks at the
-    log as the next step, the order of both is not known, and it is the step at which the metric was printed between these looks: a
-    program may save before it prints both, or print the next step at once after the save. And it is not known where the next value
-    comes sooner after the save than the last one came before it: a program may save, measure, and print the step only then.
-
-    Args:
-        printed: (time, step) of the values of the metric, as in the history; one for all of a look at a step.
-        now_ns: until when no other value has been printed; infinite after the end of the program.
-    """
-    before = next((step for at_ns, step in reversed(history) if at_ns <= newest_ns - TICK_NS), None)
-    next_ns, after = next((entry for entry in history if entry[0] >= newest_ns - TICK_NS), (0, before))
-    if after != before:
-        together = {step for at_ns, step in printed if at_ns == next_ns}
-        if together or before is None:
-            return together.pop() if len(together) == 1 else None
-    value_ns = max((at_ns for at_ns, step in printed if step == before and at_ns <= newest_ns), default=newest_ns)
-    follows_ns = next((at_ns for at_ns, step in printed if step != before and at_ns > newest_ns), now_ns)
-    return before if follows_ns - newest_ns >= newest_ns - value_ns else None
 
 
 def passings(history: Sequence[tuple[int, int]], step: int) -> list[tuple[int, int]]:
@@ -261,28 +222,22 @@ def passings(history: Sequence[tuple[int, int]], step: int) -> list[tuple[int, i
     return kept[-MAX_PASSINGS:]
 
 
-def named_step(path: str, pattern: str, logged: int | None) -> int | None:
-    """The last number in the part of a checkpoint's path that a wildcard stands for.
-
-    None where there is none, or where the step of the log shows that names count something else.
-    """
-    numbers = numbers_in(path, pattern)
-    is_step = numbers and (logged is None or logged <= SAME_COUNT * numbers[-1])
-    return numbers[-1] if is_step else None
-
-
 def step_of(path: str, pattern: str, *, logged: int | None, taken: int) -> int:
-    """The step that a checkpoint stands for: that of its name, else that of the log.
+    """The step that a checkpoint stands for.
 
-    It is larger than that of the checkpoint before, whatever the names say: it is the order in which they were written. So it may
-    be ahead of the step by which metrics are looked up.
+    The last number in the part of its path that a wildcard stands for; the step of the log where there is none, or where that
+    shows that names count something else. A step is larger than that of the checkpoint before, whatever the names say: it is
+    the order in which they were written.
 
     Args:
-        logged: the step of the log when it was written; None where none is read.
+        logged: the newest step of the log; None where none is read.
         taken: step of the checkpoint that was taken last; -1 for none.
     """
-    named = named_step(path, pattern, logged)
-    step = named if named is not None else logged
+    numbers = numbers_in(path, pattern)
+    number = numbers[-1] if numbers else None
+    if number is not None and logged is not None and logged > SAME_COUNT * number:
+        number = None
+    step = number if number is not None else logged
     # at least 1: a run that has come to step 0 has made no progress
     return max(taken + 1, 1) if step is None or step <= taken else max(step, 1)
 
@@ -295,7 +250,7 @@ def has_started_over(candidate: ForeignCandidate, handed: Handed, pattern: str) 
     """
     new, old = numbers_in(candidate.path, pattern), numbers_in(handed.path, pattern)
     is_behind = len(new) == len(old) and new != old and all(one <= other for one, other in zip(new, old, strict=True))
-    logged = logged_at_most(handed.history, candidate.newest_ns)
+    logged = logged_at(handed.history, candidate.newest_ns)
     return is_behind and (logged is None or logged <= handed.step)
 
 

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from kgorch.system.clock import boottime_s
 from kgorch.worker.foreign import checkpoint_copy, file_formats
 from kgorch.worker.foreign.candidates import scan
 from kgorch.worker.foreign.checkpoint_copy import ChangedMeanwhile, Described
-from kgorch.worker.foreign.checkpoint_labels import CheckpointLabels, ProgramPosition, Saved
+from kgorch.worker.foreign.checkpoint_labels import CheckpointLabels, has_left
 from kgorch.worker.foreign.claim import Claim
 
 LOOK_S, LOOK_SHARE = 1.0, 0.02
@@ -37,6 +37,22 @@ ROOM_PAUSES_S = (1.0, 2.0, 4.0, 8.0)
 
 ROOM_S = sum(ROOM_PAUSES_S)
 """Seconds after the beginning of the first try in which a further one may begin: a large copy takes minutes."""
+
+
+class ProgramPosition(NamedTuple):
+    """Where the program is, as far as its output says.
+
+    Attributes:
+        history: (Unix time in nanoseconds, step) of each look that found another step, oldest first.
+        metrics: reported last, by name.
+        measured: the step at which each of these was printed; absent where that is not known.
+        values: metrics by the step at which they were printed.
+    """
+
+    history: Sequence[tuple[int, int]]
+    metrics: Mapping[str, float]
+    measured: Mapping[str, int] = {}
+    values: Mapping[int, Mapping[str, float]] = {}
 
 
 class Taken(NamedTuple):
@@ -92,7 +108,7 @@ class CheckpointWatch:
         self._handed = Handed()
         self._examined: dict[tuple[str, _Beside], tuple[Wholeness, str]] = {}  # by signature
         self._labels = CheckpointLabels(launch, send)
-        self._has_ended, self._is_done = False, False  # by itself
+        self._has_ended = False
         self._next_look_s = 0.0
         self._copying: threading.Thread | None = None
         self.step, self.seen_s, self.copy_s, self.skipped_errno = -1, 0.0, 0.0, 0
@@ -127,9 +143,7 @@ class CheckpointWatch:
             manifest, contents = foreign_contents.read_contents(folder, self._pattern)
             self.step, self.newest, handed = manifest.step, folder, contents.path
             own = {name: value for name, value in manifest.metrics.items() if manifest.measured.get(name) == self.step}
-            named = foreign_checkpoint.named_step(contents.path, self._pattern, None)
-            if named == self.step or (named, self.step) == (0, 1):  # else it is not known at which step the log was
-                self._labels.add(self.step, folder, Saved(named, 0), own, since_ns=0)
+            self._labels.add(self.step, folder, own, since_ns=0)
             self._earlier_files = frozenset(contents.files.values()) if contents.is_folder else frozenset()
             if contents.path in self._watched and foreign_contents.is_same(
                 self._root / contents.path, contents, manifest
@@ -168,7 +182,7 @@ class CheckpointWatch:
             if not is_result and (why := self._examine(candidate)[1] or self._anew(candidate, handed)):
                 aside = checkpoint_copy.move_aside(self._root / candidate.path)
                 self._skip(candidate, f"{why}; it is now {aside}")
-            elif not self._copy(candidate, is_salvaged=True):
+            elif not self._copy(candidate):
                 self.seen_s = 0.0
                 return candidate.path
         return ""
@@ -210,7 +224,7 @@ class CheckpointWatch:
         if self._copying:
             self._copying.join()
             self._copying = None
-        self._has_ended, self._is_done = True, is_clean and not was_stopped
+        self._has_ended = True
         self._label(self._position())
         self._note_log()
         self._observe()
@@ -382,25 +396,19 @@ class CheckpointWatch:
             do = "correct stage.foreign.again, or give stage.foreign.step where the numbers in its names are no steps"
             self._note(f"{why}. {do}")
 
-    def _copy(self, candidate: ForeignCandidate, *, is_salvaged: bool = False) -> OSError | KgorchError | None:
-        """Copy a checkpoint and report it. Returns the error where it could not be. Also called in a thread of its own.
-
-        Args: is_salvaged: it was written at another start, whose log is not read.
-        """
+    def _copy(self, candidate: ForeignCandidate) -> OSError | KgorchError | None:
+        """Copy a checkpoint and report it. Returns the error where it could not be. Also called in a thread of its own."""
         launch, position, began_s, taken_s = self._launch, self._position(), time.monotonic(), boottime_s()
         since_ns = time.time_ns()
-        self._labels.note(candidate.newest_ns)
         self._label(position)
-        printed = position.printed.get(str((launch.best or {}).get("metric")), ())
-        logged = foreign_checkpoint.logged_at(position.history, printed, candidate.newest_ns)
+        logged = foreign_checkpoint.logged_at(position.history, candidate.newest_ns)
         step = foreign_checkpoint.step_of(candidate.path, self._pattern, logged=logged, taken=self.step)
         processes = max(1, (launch.foreign or {}).get("processes", 1))
-        saved = Saved(foreign_checkpoint.named_step(candidate.path, self._pattern, logged), candidate.newest_ns)
-        found = self._labels.measured(saved, position, has_ended=self._has_ended, is_done=self._is_done)
-        own = {name: value for name, (_, value) in found.items()}
-        # A value that was printed at another step, at an unknown one, or is not yet the last at this one, counts as measured at
-        # another step than that of the copy: the checkpoint does not compete by it.
-        known = {name: at for name, at in position.measured.items() if at != step}
+        is_done = self._has_ended or has_left(position.history, step)
+        own = position.values.get(step, {}) if is_done else {}
+        # Where it is not known at which step a metric was printed, or not yet its last value at this one, that counts as another
+        # step: the checkpoint does not compete by it.
+        known = {name: at for name, at in position.measured.items() if is_done or at != step}
         measured = {name: known.get(name, max(self.step, 0)) for name in position.metrics}
         described = Described(step, {**position.metrics, **own}, {**measured, **dict.fromkeys(own, step)}, processes)
         try:
@@ -415,8 +423,7 @@ class CheckpointWatch:
         watched = self._watched.get(candidate.path)
         self.step, self.newest, self.seen_s = step, folder, watched.since_s if watched else taken_s
         self._handed = Handed()
-        if saved.named is not None or not is_salvaged:
-            self._labels.add(step, folder, saved, own, since_ns)
+        self._labels.add(step, folder, own, since_ns)
         self.copy_s = max(self.copy_s, took_s)
         self.taken.append(Taken(candidate.path, step, size, taken_s))
         self._excluded.add(candidate.signature)
@@ -436,7 +443,7 @@ class CheckpointWatch:
 
         Not in the main thread while the program runs: a busy disk must not delay a stop.
         """
-        self._labels.update(position, has_ended=self._has_ended, is_done=self._is_done)
+        self._labels.update(position.history, position.values, is_last=self._has_ended)
 
     def _is_unchanged(self, candidate: ForeignCandidate) -> bool:
         found = {other.path: other.signature for other in scan(self._root, self._pattern)}

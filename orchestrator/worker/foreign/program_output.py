@@ -47,14 +47,12 @@ class Reading(NamedTuple):
         values: metrics, in the order in which they were printed: (name, value, step that was known by then; None where none
             was, or where that was the step of a checkpoint, which the program has left since).
         problems: what cannot be read, a sentence each; each is reported once.
-        at_ns: Unix time by which it was written.
     """
 
     step: int | None
     steps_total: int | None
     values: list[tuple[str, float, int | None]]
     problems: list[str]
-    at_ns: int
 
 
 class ProgramOutput:
@@ -98,9 +96,7 @@ class ProgramOutput:
             self._match(line, reading, problems)
         for name, source in self._files.items():
             self._read_file(name, source, reading, problems)
-        # The time of the log has the same clock as those of the checkpoints, and tells more than that of the look.
-        at_ns = time.time_ns() if self._files else self._log.newest_ns or time.time_ns()
-        return Reading(self._step, self._total, reading, problems, at_ns)
+        return Reading(self._step, self._total, reading, problems)
 
     def _match(self, line: str, values: list[tuple[str, float, int | None]], problems: list[str]) -> None:
         for name, pattern in list(self._patterns.items()):
@@ -173,17 +169,12 @@ class ProgramOutput:
 
 
 class LogTail:
-    """The new lines of a file that grows, and whose beginning may be cut off (launch/log_rotation.py).
-
-    Attributes:
-        newest_ns: time of the file (Unix time, nanoseconds) by which what was read had been written; 0 before it was read.
-    """
+    """The new lines of a file that grows, and whose beginning may be cut off (launch/log_rotation.py)."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._rest = path, b""
         self._at = path.stat().st_size if path.exists() else 0
         self._is_cut = False  # the rest of an overlong line is skipped
-        self.newest_ns = 0
 
     def lines(self, *, is_last: bool = False) -> Iterator[str]:
         """Complete lines since the last call, each cut at LINE_BYTES. A carriage return ends a line, too: progress bars use it."""
@@ -194,7 +185,6 @@ class LogTail:
                     # its beginning was cut off, or it floods: what is between is not read
                     self._at, self._rest = max(0, size - LOOK_BYTES), b""
                 content = os.pread(file.fileno(), LOOK_BYTES, self._at)
-                self.newest_ns = os.fstat(file.fileno()).st_mtime_ns  # not before it was read
         except OSError:
             return
         self._at += len(content)

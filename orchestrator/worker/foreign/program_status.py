@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kgorch.core.checkpoint.foreign_checkpoint import TICK_NS
 from kgorch.core.codes import EventKind
 from kgorch.core.metrics.metric_curve import Mark
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.protocol.messages import Heartbeat, Hello, JournalEntry, Message, RankProgress
 from kgorch.system.clock import boottime_s
-from kgorch.worker.foreign.checkpoint_labels import ProgramPosition
-from kgorch.worker.foreign.checkpoint_watch import CheckpointWatch
+from kgorch.worker.foreign.checkpoint_watch import CheckpointWatch, ProgramPosition
 from kgorch.worker.foreign.program_output import ProgramOutput
 from kgorch.worker.telemetry.metric_log import MetricLog
 
@@ -45,13 +43,11 @@ class ProgramStatus:
         self.metrics: dict[str, float] = {}
         self._measured: dict[str, int] = {}
         self._values: dict[int, dict[str, float]] = {}
-        self._printed: dict[str, deque[tuple[int, int]]] = {}
-        self._looked_ns = 0  # when the look before this one began
         self._output = ProgramOutput(
             log, Path(launch.workdir), foreign["step"], foreign["metrics"], foreign.get("checkpoint")
         )
         self._metric_log = MetricLog(launch)
-        self._history: deque[tuple[int, int]] = deque(maxlen=2 * HISTORY)
+        self._history: deque[tuple[int, int]] = deque(maxlen=HISTORY)
         self._steps_total = 0
         self._step_s, self._stepped_s = 0.0, boottime_s()
         self._longest = dict[str, float]()
@@ -86,43 +82,36 @@ class ProgramStatus:
 
     def position(self) -> ProgramPosition:
         """For its checkpoints. From any thread."""
-        printed = {name: list(entries) for name, entries in list(self._printed.items())}
-        return ProgramPosition(
-            list(self._history), dict(self.metrics), dict(self._measured), dict(self._values), printed
-        )
+        return ProgramPosition(list(self._history), dict(self.metrics), dict(self._measured), dict(self._values))
 
     def read(self, send: Callable[[Message], None], *, is_last: bool = False) -> None:
         """Read what is new. In the main thread. Args: is_last: the program has ended."""
-        began_ns = time.time_ns()
+        began_ns = time.time_ns()  # not after it: what the program wrote meanwhile may be of later steps
         step_before = self.known_step
         reading = self._output.read(is_last=is_last)
         if reading.step is not None and reading.step != self.step:
-            self._take_step(reading.step, reading.at_ns)
+            self._take_step(reading.step, began_ns)
         self._steps_total = reading.steps_total or self._steps_total
         for name, value, step in reading.values:
-            self._take_metric(name, value, step, reading.at_ns)
+            self._take_metric(name, value, step)
             self._metric_log.add(name, value, Mark(step_before if step is None else step, 0, False))
-        self._looked_ns = began_ns
         for what in reading.problems:
             send(JournalEntry(self._launch.attempt, EventKind.FOREIGN_NOTE, {"what": what}))
         if self.watch and self.watch.step != self._cut_step:  # no mean of a metric spans a saved step
             self._cut_step = self.watch.step
             self._metric_log.cut()
 
-    def _take_metric(self, name: str, value: float, step: int | None, at_ns: int) -> None:
+    def _take_metric(self, name: str, value: float, step: int | None) -> None:
         self.metrics[name] = value
         if step is None:
             self._measured.pop(name, None)
             return
         self._measured[name] = step
         self._values[step] = {**self._values.pop(step, {}), name: value}  # replaced: another thread may read the former
-        printed = self._printed.setdefault(name, deque(maxlen=HISTORY))
-        if not printed or printed[-1] != (at_ns, step):
-            printed.append((at_ns, step))
         if len(self._values) > HISTORY:
             del self._values[next(iter(self._values))]
 
-    def _take_step(self, step: int, at_ns: int) -> None:
+    def _take_step(self, step: int, read_ns: int) -> None:
         now_s = boottime_s()
         gap_s = now_s - self._stepped_s
         if self.step is not None:
@@ -135,14 +124,8 @@ class ProgramStatus:
         ):  # it counts anew: what comes at the steps above is measured anew, too
             self._values = {at: values for at, values in self._values.items() if at <= step}
             self._measured = {name: at for name, at in self._measured.items() if at <= step}
-            for name, printed in self._printed.items():
-                self._printed[name] = deque((entry for entry in printed if entry[1] <= step), maxlen=HISTORY)
-        # By the clock of files, which may be a tick behind; and where two of their times are a tick apart, their order is open.
-        looked_ns = self._looked_ns - 2 * TICK_NS
-        if self.step is not None and looked_ns > self._history[-1][0]:
-            self._history.append((looked_ns, self.step))
         self.step, self._stepped_s = step, now_s
-        self._history.append((at_ns, step))
+        self._history.append((read_ns, step))
 
     def note_processor_time(self, ticks: int) -> None:
         """Args: ticks: that all its processes have used."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from kgorch.core.checkpoint import foreign_checkpoint as rules
@@ -123,7 +121,7 @@ def test_what_is_kept_of_a_log_tells_at_each_time_whether_it_was_beyond_a_step()
     kept = rules.passings(history, 500)
     assert [step for _, step in kept] == [3, 480, 520, 700, 2, 6, 510]
     for at in range(15):
-        assert (rules.logged_at_most(kept, at) > 500) is (rules.logged_at_most(history, at) > 500)
+        assert (rules.logged_at(kept, at) > 500) is (rules.logged_at(history, at) > 500)
     assert rules.passings(kept, 500) == kept and rules.passings([], 500) == []
 
 
@@ -133,58 +131,10 @@ def test_of_a_log_that_goes_to_and_fro_the_newest_entries_are_kept():
     assert rules.passings(history, 500) == history[-rules.MAX_PASSINGS :]
 
 
-def test_the_step_of_the_log_is_the_one_that_was_printed_last_before_the_checkpoint_was_written():
+def test_the_step_of_the_log_is_that_of_the_time_at_which_the_checkpoint_was_written():
     history = [(10, 1), (20, 2), (30, 3)]
-    assert [rules.logged_at_most(history, at) for at in (5, 20, 21, 99)] == [1, 2, 3, 3]
-    assert [rules.logged_at(history, [], at) for at in (5, 20, 21, 99)] == [1, 2, 2, 3]
-    assert rules.logged_at_most([], 5) is rules.logged_at([], [], 5) is None
-
-
-def test_a_metric_that_was_printed_between_the_same_two_looks_tells_the_step_of_the_log():
-    history = [(1 * S, 4), (10 * S, 4), (11 * S, 5)]
-    assert rules.logged_at(history, [(1 * S, 4), (11 * S, 5)], int(10.5 * S)) == 5
-    assert rules.logged_at(history, [(11 * S, 4)], 11 * S) == 4 and rules.logged_at(history, [], 11 * S) == 5
-
-
-S = 1_000_000_000
-
-EPOCHS = [(1 * S, 4), (10 * S, 4), (11 * S, 5), (20 * S, 5), (21 * S, 6)]
-"""Epoch 4 was printed by second 1; epoch 5 between seconds 10 and 11, epoch 6 between 20 and 21."""
-
-
-@pytest.mark.parametrize(
-    ("printed", "saved_s", "now_s", "step"),
-    [
-        ([(8, 4), (19, 5)], 9, 30, 4),  # printed, and saved
-        ([(8, 4), (19, 5)], 10.5, 30, 4),  # and the next epoch is printed at once
-        ([(11, 4), (19, 5)], 10.5, 30, 4),  # all of it between two looks
-        ([(11, 4), (11, 5)], 10.5, 30, None),  # two epochs between two looks
-        ([(1, 4), (11, 5), (21, 6)], 10.5, 30, 5),  # saved, and the epoch and its value are printed at once
-        ([(9, 4), (19, 5)], 5, 30, 4),  # evaluated after the save
-        ([(1, 4), (11, 5), (21, 6)], 8, 30, None),  # evaluated after the save, and the epoch is printed with the value
-        ([(1, 4)], 8, 10, None),  # the next value may come sooner
-        ([(1, 4)], 8, 16, 4),
-        ([(1, 4)], 8, math.inf, 4),
-        ([(11, 5)], 0.5, 30, None),  # before the first line
-        ([(1, 4)], 0.5, 30, 4),
-        ([], 25, 30, 6),
-    ],
-)
-def test_a_checkpoint_was_measured_by_what_was_printed_at_the_step_at_which_it_was_saved(printed, saved_s, now_s, step):
-    printed = [(at_s * S, at) for at_s, at in printed]
-    assert rules.measured_at(EPOCHS, printed, int(saved_s * S), now_s * S) == step
-
-
-def test_the_order_of_a_save_and_a_line_within_a_tick_of_the_kernels_clock_is_not_known():
-    history, printed = [(1 * S, 4), (10 * S, 5)], [(9 * S, 4)]
-    for saved_ns in (10 * S - 1, 10 * S, 10 * S + rules.TICK_NS - 1):
-        assert rules.measured_at(history, printed, saved_ns, 30 * S) == 4, "5 may have been printed at once after it"
-        assert rules.measured_at(history, [*printed, (10 * S, 5)], saved_ns, 30 * S) == 5
-    assert rules.measured_at(history, printed, 10 * S + rules.TICK_NS, 30 * S) == 5
-
-
-def test_a_log_without_steps_measures_nothing():
-    assert rules.measured_at([], [(1, 5)], 5, math.inf) is None
+    assert [rules.logged_at(history, at) for at in (5, 20, 21, 99)] == [1, 2, 3, 3]
+    assert rules.logged_at([], 5) is None
 
 
 def test_files_that_the_checkpoint_before_had_are_missed_in_a_folder_alone():

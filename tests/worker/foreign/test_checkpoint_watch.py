@@ -116,12 +116,10 @@ def test_a_complete_checkpoint_becomes_one_of_the_run_with_hashes_and_the_progra
 def printed(site: Site, **steps: tuple[int, float]) -> None:
     """Metrics that the program has printed: of each the step, and the value."""
     metrics, measured, values = dict(site.position.metrics), dict(site.position.measured), dict(site.position.values)
-    entries = dict(site.position.printed)
     for name, (step, value) in steps.items():
         metrics[name], measured[name] = value, step
         values[step] = {**values.get(step, {}), name: value}
-        entries[name] = [*entries.get(name, ()), (time.time_ns(), step)]
-    site.position = site.position._replace(metrics=metrics, measured=measured, values=values, printed=entries)
+    site.position = site.position._replace(metrics=metrics, measured=measured, values=values)
     logged(site, *(step for step, _ in steps.values()))
 
 
@@ -295,70 +293,6 @@ def test_a_metric_of_the_checkpoint_that_was_handed_back_is_added_unless_the_pro
     third.begin(site.claims)
     third.finish(is_clean=False)
     assert competes_by(folder, "dice") == 0.9
-
-
-def save_over(site: Site, epoch: int) -> None:
-    """Save over the checkpoint before, which is at ONE_FILE, a moment before and after anything else is done."""
-    path = site.root / "work" / ONE_FILE
-    path.parent.mkdir(exist_ok=True)
-    time.sleep(0.02)
-    archive(path, str(epoch).encode())
-    time.sleep(0.02)
-
-
-ONE_FILE = "out/last.pt"
-
-
-def test_epochs_that_count_from_0_and_are_saved_over_each_other_have_their_own_metrics(site):
-    """Each had those of the next epoch: their copies are numbered from 1."""
-    watch = site.watch(pattern=ONE_FILE)
-    watch.begin(site.claims)
-    folders = []
-    for epoch, acc in enumerate([0.3, 0.9, 0.5]):
-        logged(site, epoch)
-        printed(site, acc=(epoch, acc))
-        save_over(site, epoch)
-        folders.append(taken(watch, epoch + 1))
-    watch.finish(is_clean=True)
-    assert [competes_by(folder, "acc") for folder in folders] == [0.3, 0.9, 0.5]
-
-
-def test_of_several_checkpoints_at_a_step_the_one_beside_the_value_has_it(site):
-    """A program that saves within its epochs, and whose log counts these."""
-    watch = site.watch(pattern=ONE_FILE)
-    watch.begin(site.claims)
-    logged(site, 4)
-    save_over(site, 1)
-    within = taken(watch, 4)
-    printed(site, acc=(4, 0.9))
-    save_over(site, 2)
-    at_end = taken(watch, 5)
-    save_over(site, 3)
-    beyond = taken(watch, 6)
-    logged(site, 5)
-    watch.finish(is_clean=True)
-    assert [competes_by(folder, "acc") for folder in (within, at_end, beyond)] == [None, 0.9, None]
-
-
-@pytest.mark.parametrize("is_salvaged", [False, True])
-def test_a_checkpoint_without_a_number_has_no_metric_of_the_epochs_that_follow_it_in_the_next_session(
-    site, is_salvaged
-):
-    """Its copy may have the number of one of them."""
-    watch = site.watch(pattern=ONE_FILE, step=4)
-    watch.begin(site.claims)
-    save_over(site, 4)
-    folder = taken(watch, 4)
-    if is_salvaged:
-        save_over(site, 5)
-    killed(site, watch)
-    again = site.watch(folder, pattern=ONE_FILE)
-    again.begin(site.claims)
-    folder = again.newest
-    for step in (4, 5, 6):
-        printed(site, acc=(step, 0.9))
-    again.finish(is_clean=True)
-    assert again.newest == folder and competes_by(folder, "acc") is None
 
 
 def test_one_that_is_still_being_written_is_not_taken_before_it_rests(site):
