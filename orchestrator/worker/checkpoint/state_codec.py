@@ -304,8 +304,7 @@ def _fill(name: str, module: nn.Module, state: dict[str, Any]) -> set[tuple[Any,
     tensors = {key: value for key, value in own.items() if isinstance(value, torch.Tensor)}
     if strays := [key for key in tensors if not isinstance(state[key], torch.Tensor)]:
         raise CannotRestore(f"{name}.{strays[0]} is not a tensor in the checkpoint")
-    other = [key for key, value in tensors.items() if value.shape != state[key].shape]
-    if not _set_buffers(module, {key: state[key] for key in other}):
+    if other := [key for key, value in tensors.items() if value.shape != state[key].shape]:
         shapes = ", ".join(f"{key}: {tuple(state[key].shape)} → {tuple(own[key].shape)}" for key in other[:3])
         raise CannotRestore(
             f"{len(other)} of {len(tensors)} tensors of {name} have another shape than in the checkpoint: {shapes}",
@@ -315,20 +314,3 @@ def _fill(name: str, module: nn.Module, state: dict[str, Any]) -> set[tuple[Any,
     own.update({key: state[key] for key in own})
     module.load_state_dict(own)
     return cast
-
-
-def _set_buffers(module: nn.Module, saved: Mapping[str, torch.Tensor]) -> bool:
-    """Put copies of the tensors in place of buffers of another shape: as a memory bank's, it is state that changes in training.
-
-    Returns: whether all of them are buffers. Otherwise it is another model, and nothing is changed.
-    """
-    script = unwrapped(module.module if isinstance(module, TrainableWeights) else module)
-    buffers = dict(script.named_buffers(remove_duplicate=False))
-    if any(key not in buffers or local_tensors.is_sharded(buffers[key]) for key in saved):
-        return False
-    copies: dict[int, torch.Tensor] = {}  # one of a tensor that has several names
-    for key, tensor in saved.items():
-        owner, _, name = key.rpartition(".")
-        copy = tensor.to(buffers[key].device, buffers[key].dtype, copy=True)
-        setattr(script.get_submodule(owner), name, copies.setdefault(id(tensor), copy))
-    return True

@@ -9,12 +9,10 @@ import torch
 from saving import Place, save
 from torch import nn
 
-from kgorch.errors import CannotRestore
 from kgorch.worker import local_tensors
 from kgorch.worker.checkpoint import state_codec
 from kgorch.worker.checkpoint.restore_source import FolderSource
 from kgorch.worker.checkpoint.resumed_state import ResumedState
-from kgorch.worker.checkpoint.trainable_weights import trainable
 
 ODD = 146
 """Values of a tensor that does not fill its last cache line, so that those behind it in a shard begin within one."""
@@ -129,52 +127,3 @@ def test_restored_tensors_that_a_training_may_keep_are_aligned_and_weights_are_c
         state_codec.capture(before).tensors.values(), state_codec.capture(after).tensors.values(), strict=True
     ):
         assert torch.equal(one, other)
-
-
-class Bank(nn.Module):
-    """A module with a memory bank, which grows in each forward pass, and a second name for it."""
-
-    def __init__(self, features=2, rows=0) -> None:
-        super().__init__()
-        self.net = nn.Linear(features, 2)
-        self.register_buffer("bank", torch.zeros(rows, 2))
-        self.register_buffer("same", self.bank)
-
-    def forward(self, x):
-        out = self.net(x)
-        self.bank = self.same = torch.cat([self.bank, out.detach()])
-        return out
-
-
-@pytest.mark.parametrize("is_tied", [True, False])
-def test_a_buffer_that_has_grown_in_training_is_restored_as_it_was(on_disk, is_tied):
-    grown = Bank()
-    grown(torch.randn(5, 2))
-    if not is_tied:
-        grown.same = torch.ones(1, 2)
-    source = on_disk({"model": grown, "frozen": trainable(grown)})
-    for rows in (0, 9):
-        fresh = {"model": Bank(rows=rows), "frozen": trainable(Bank(rows=rows))}
-        resume(fresh, source)
-        for model in (fresh["model"], fresh["frozen"].module):
-            assert torch.equal(model.bank, grown.bank) and torch.equal(model.same, grown.same)
-            assert (model.bank is model.same) == is_tied and is_aligned(model.bank)
-            assert model.state_dict().keys() == grown.state_dict().keys()
-
-
-def test_a_buffer_that_has_grown_in_a_step_that_is_undone_is_as_before():
-    model = Bank()
-    model(torch.randn(5, 2))
-    before = state_codec.capture({"model": model})
-    copies = {path: tensor.clone() for path, tensor in before.tensors.items()}
-    model(torch.randn(3, 2))
-    state_codec.put_back({"model": model}, before, copies)
-    assert torch.equal(model.bank, copies["model.bank"])
-
-
-def test_a_buffer_of_another_shape_is_refused_where_weights_differ_too(on_disk):
-    source = on_disk({"model": Bank()})
-    with pytest.raises(
-        CannotRestore, match=r"3 of 4 tensors of model have another shape .*net.weight: \(2, 2\) → \(2, 3\)"
-    ):
-        resume({"model": Bank(features=3, rows=1)}, source)
