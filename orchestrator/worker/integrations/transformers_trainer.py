@@ -57,12 +57,9 @@ class TrainerParts:
         "current_flos",
         "_initial_global_step",
         "_total_train_tokens",
-        "_step",  # of TRL's trainers that generate, as the next two
-        "entropy_coef",
-        "_last_world_entropy",
     )
-    GENERATED = "_buffered_inputs"
-    """Of TRL's trainers: what was generated and is trained on for several steps."""
+    GENERATED, OF_GENERATED = "_buffered_inputs", ("_step", "entropy_coef", "_last_world_entropy")
+    """Of TRL's trainers: what was generated and is trained on for several steps, and numbers that go with it."""
 
     def __init__(self, trainer: Any, note: Callable[..., None]) -> None:
         self._trainer, self._note = trainer, note
@@ -73,9 +70,10 @@ class TrainerParts:
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
         loss = getattr(trainer, "_tr_loss", None)
+        names = (*self.SUMS, *(self.OF_GENERATED if hasattr(trainer, self.GENERATED) else ()))
         return {
             "state": json.loads(json.dumps(dataclasses.asdict(trainer.state), default=_plain)),
-            "sums": {name: getattr(trainer, name) for name in self.SUMS if hasattr(trainer, name)},
+            "sums": {name: getattr(trainer, name) for name in names if hasattr(trainer, name)},
             "loss": loss.clone() if isinstance(loss, torch.Tensor) else None,
             "metrics": self._collected(),
             "generated": self._generated(),
@@ -87,8 +85,11 @@ class TrainerParts:
         """When all callbacks have begun the training: from now on they change with it."""
         stateful, trainer = self._stateful_callbacks(), self._trainer
         others = [item for item in trainer.callback_handler.callbacks if not any(item is one for one in stateful)]
-        self._attributes = CallbackAttributes(others, trainer.model, lambda left: self._note(callbacks=left))
-        self._attributes.put_back(self._saved_attributes, trainer.args.output_dir, trainer.args.device)
+        data = (trainer.train_dataset, trainer.eval_dataset, getattr(trainer, "processing_class", None))
+        parts = (trainer, trainer.args, trainer.state, trainer.control, trainer.model, trainer.model_wrapped, *data)
+        self._attributes = CallbackAttributes(others, parts, lambda left: self._note(callbacks=left))
+        self._attributes.put_back(self._saved_attributes)
+        self._saved_attributes = []
 
     def _generated(self) -> Any:
         generated = getattr(self._trainer, self.GENERATED, None)

@@ -629,48 +629,48 @@ def test_what_a_trainer_of_trl_has_generated_for_several_steps_is_trained_on_to_
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("opens_a_file", [False, True])
-def test_a_callback_of_the_script_goes_on_with_its_attributes_or_is_named(
-    transformers, carried, tmp_path, opens_a_file
-):
-    class Averages(transformers.TrainerCallback):
+@pytest.mark.parametrize("holds", ["numbers", "an average", "a file", "a text that changes"])
+def test_a_callback_of_the_script_goes_on_with_its_numbers_or_is_named(transformers, carried, tmp_path, holds):
+    class Counts(transformers.TrainerCallback):
         def __init__(self):
-            self.steps, self.recent, self.place, self.file = 0, [], str(tmp_path), None
+            self.steps, self.recent, self.best, self.place, self.rate = 0, [], {}, str(tmp_path), lambda: 0.5
 
         def on_train_begin(self, args, state, control, model=None, **_):
-            self.began_s, self.seen = time.time(), weights_of(model)
-            self.average = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-            self.copy, self.model = copy.deepcopy(model), model
+            self.began_s, self.at_s, self.seen, self.model = time.time(), None, weights_of(model), model
+            self.history = state.log_history
+            if holds == "an average":
+                self.average = copy.deepcopy(model)
+            elif holds == "a file":
+                self.file = open(tmp_path / "log", "w")
+            elif holds == "a text that changes":
+                self.text = ""
 
         def on_step_end(self, args, state, control, model=None, **_):
             self.steps += 1
+            self.at_s = time.monotonic()
             self.recent = [*self.recent, self.steps][-3:]
-            for (name, weight), kept in zip(model.named_parameters(), self.copy.parameters(), strict=True):
-                self.average[name].lerp_(weight.detach(), 0.5)
-                kept.data.lerp_(weight.detach(), 0.25)
-            if opens_a_file:
-                self.file = self.file or open(tmp_path / "log", "w")
+            self.best["step"] = self.steps
+            if holds == "a text that changes":
+                self.text = str(self.steps)
 
     def script():
-        averages = Averages()
-        model = Line()
-        trainer = transformers_trainer_of(transformers, model, callbacks=[averages])
-        began_s = time.time()
+        counts, model, began_s = Counts(), Line(), time.time()
+        trainer = transformers_trainer_of(transformers, model, callbacks=[counts], logging_steps=5)
         trainer.train()
-        assert averages.began_s >= began_s, "an instant is the session's"
-        script.seen = averages.seen
-        average = {name: weight.tolist() for name, weight in averages.average.items()}
-        return weights_of(model), averages.steps, averages.recent, average, weights_of(averages.copy)
+        assert counts.began_s >= began_s and counts.at_s, "an instant is the session's"
+        assert counts.history is trainer.state.log_history
+        script.seen = counts.seen
+        return weights_of(model), counts.steps, counts.recent, counts.best
 
     (steps, whole), (resumed_steps, resumed) = whole_and_resumed(carried, script, cut_at=7)
-    first_weights = script.seen
+    restored = script.seen
     told = carried.session._state.exactness.facts.get("callbacks", "")
     assert resumed_steps == steps and resumed[0] == whole[0]
-    if opens_a_file:
-        assert resumed[1] == steps - 7 and "Averages (file)" in told
-    else:
+    if holds == "numbers":
         assert resumed == whole and not told
-        assert carried(script)[1] and script.seen != first_weights, "it begins with the weights that were restored"
+    else:
+        assert resumed[1:3] == (steps - 7, [9, 10, 11]) and "Counts (" in told
+    assert carried(script)[1] and script.seen != restored, "it begins with the weights that were restored"
 
 
 @pytest.mark.filterwarnings("ignore")
