@@ -135,7 +135,7 @@ def _failure(view: dict[str, Any], position: str) -> KgorchError:
         f"{view['why']}{where}",
         *(f"  {line}" for line in failure["traceback"]),
         f"newest checkpoint: {position}",
-        next_step=next_step(failure, name, first=f"kgorch logs {name};"),
+        next_step=next_step(view, first=f"kgorch logs {name};"),
         error_code=failure["code"] or "KG401",
     )
 

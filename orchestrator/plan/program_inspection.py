@@ -21,6 +21,8 @@ _SAVES = {"save": 1, "save_file": 1, "save_checkpoint": 0, "save_pretrained": 0,
 _WRITES = ("w", "wt", "w+")
 """Modes in which a file is written as text."""
 
+SENTENCE_TRAINERS = {"SentenceTransformerTrainer", "CrossEncoderTrainer", "SparseEncoderTrainer"}
+
 _RENAMES = ("rename", "replace", "move")
 _SAYS = ("print", "echo", "write", "log", "debug", "info", "warning", "set_description", "set_postfix_str")
 _PERCENT, _BRACES = re.compile(r"%[-+ #0-9.]*[a-zA-Z]"), re.compile(r"\{[^{}]*\}")
@@ -94,13 +96,14 @@ def inspect(source: str, words: Sequence[str]) -> ProgramFindings:
 
 
 def _modules(tree: ast.Module) -> set[str]:
-    """Top packages that it imports."""
+    """Top packages that it imports, and the names that it imports from them, as `setfit.Trainer`."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module.split(".")[0])
+            top = node.module.split(".")[0]
+            found |= {top, *(f"{top}.{alias.name}" for alias in node.names)}
             found |= {alias.name for alias in node.names if alias.name in ("Trainer", "Seq2SeqTrainer")}
     return found
 
@@ -114,7 +117,10 @@ def _library(modules: set[str], tree: ast.Module) -> str:
     if "trl" in modules:  # whose Trainers are descendants
         return "transformers"
     # their Trainers are descendants, too; most programs that import them compute with a model and train none
-    if modules & {"sentence_transformers", "setfit"} and any(name.endswith("Trainer") for name in called):
+    descendants = [name for name in modules if name.startswith(("sentence_transformers.", "setfit."))]
+    if any(name.endswith("Trainer") for name in descendants) or (
+        "sentence_transformers" in modules and called & SENTENCE_TRAINERS
+    ):
         return "transformers"
     if modules & {"lightning", "pytorch_lightning"} and not ("Fabric" in called and "Trainer" not in called):
         return "lightning"

@@ -72,20 +72,19 @@ def of_run(engine: Engine, run: RunInfo) -> dict[str, Any] | None:
     }
 
 
-def next_step(failure: Mapping[str, Any] | None, run: str, *, first: str) -> str:
+def next_step(view: Mapping[str, Any], *, first: str) -> str:
     """What to type after a failure.
 
     Args:
-        failure: see `of_run`.
-        run: its name.
-        first: what comes before the next resume where the failure's code says nothing else.
+        view: of the run that has failed (report/run_view.py).
+        first: what comes before the next command where the failure's code says nothing else.
     """
+    failure, command = view["failure"], view["next"]["command"]
     if failure and failure["code"] == NO_STEP:
-        return (
-            "kgorch start PLAN --set session.wall=…, with a longer time limit; or give it less to do before its first step,"
-            f" then kgorch resume {run}"
-        )
-    return f"{first} then kgorch resume {run}"
+        longer = "slurm submit PLAN --time …" if view.get("slurm") else "start PLAN --set session.wall=…"
+        what = "with a longer time limit; or give it less to do before its first step"
+        return f"kgorch {longer}, {what}, then {command}"
+    return f"{first} then {command}"
 
 
 def of_attempt(attempt: AttemptInfo) -> tuple[str | None, list[str]]:

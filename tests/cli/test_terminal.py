@@ -306,6 +306,20 @@ def test_a_run_that_failed_foretells_nothing(kgorch, cut_off):
     assert shown(kgorch)["next"] == "fix the cause, then kgorch resume mine"
 
 
+@pytest.mark.parametrize(
+    ("code", "slurm", "said"),
+    [
+        ("KG401", None, "fix it, then kgorch remote start PLAN"),
+        ("KG410", None, "kgorch start PLAN --set session.wall=…, with"),
+        ("KG410", {"job": "7"}, "kgorch slurm submit PLAN --time …, with"),
+    ],
+)
+def test_what_follows_a_failure_is_the_command_of_the_place(code, slurm, said):
+    view = {"failure": {"code": code}, "next": {"command": "kgorch remote start PLAN"}, "slurm": slurm}
+    typed = failure.next_step(view, first="fix it,")
+    assert typed.startswith(said) and typed.endswith("then kgorch remote start PLAN")
+
+
 def test_the_failure_says_where_it_was_in_a_persons_own_code():
     told = """Traceback (most recent call last):
   File "<frozen runpy>", line 88, in _run_code

@@ -350,8 +350,8 @@ def test_adopt_writes_a_plan_for_a_module_as_python_runs_it(place, capfd, file, 
     [
         (["-m"], "-m needs a module"),
         (["-m", "no such"], "-m needs a module"),
-        (["-m", "nowhere.train"], "there is no module 'nowhere.train'"),
-        (["-m", "empty"], "there is no module 'empty'"),
+        (["-m", "nowhere.train"], "there is nothing that python -m nowhere.train would run"),
+        (["-m", "empty"], "there is nothing that python -m empty would run"),
     ],
 )
 def test_a_module_that_is_not_found_is_said_with_what_to_type(place, capfd, words, expected):

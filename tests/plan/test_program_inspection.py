@@ -107,6 +107,10 @@ def test_what_a_library_does_by_itself_is_known(source, words, launcher, checkpo
             "import torch\nfrom sentence_transformers import SentenceTransformer\nSentenceTransformer('x').encode(y)\n",
             False,
         ),
+        (
+            "import torch\nfrom sentence_transformers import SentenceTransformer\nclass Trainer: pass\nTrainer().train()\n",
+            False,
+        ),
         ("from accelerate import Accelerator\n", True),
         ("from lightning.fabric import Fabric\nimport lightning as L\nL.Trainer()\nFabric()\n", True),
         ("from lightning.fabric import Fabric\nFabric().launch()\n", False),

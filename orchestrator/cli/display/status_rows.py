@@ -76,7 +76,7 @@ def next_step(view: View) -> str:
         case "mend":
             from kgorch.report import failure  # loads what judges attempts; most runs have not failed
 
-            return failure.next_step(view["failure"], view["run"], first="fix the cause,")
+            return failure.next_step(view, first="fix the cause,")
         case "remote" | "fetch":
             return remote_rows.next_step(view["run"], view["remote"], daemon_alive=following["daemon_alive"])
         case "slurm":

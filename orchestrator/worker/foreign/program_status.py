@@ -61,8 +61,8 @@ class ProgramStatus:
 
     @property
     def last_words(self) -> str:
-        """The last line that names an error, else the last line; quoted."""
-        lines = self.last_lines
+        """The last line that names an error, else the last one with a letter or a digit, which a ruled line has not; quoted."""
+        lines = [line for line in self.last_lines if any(letter.isalnum() for letter in line)]
         errors = [line for line in lines if line.split(":")[0].rpartition(" ")[2].endswith(("Error", "Exception"))]
         return repr((errors or lines or ["nothing"])[-1].strip())[:300]
 

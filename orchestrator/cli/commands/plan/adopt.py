@@ -98,5 +98,5 @@ def _module(typed: list[str], folder: Path) -> Path:
         raise KgorchError("-m needs a module", f"found {' '.join(typed[1:]) or 'nothing'}", next_step=next_step)
     if (path := program_of_module(module, folder)) is None:
         searched = f"searched {folder} and the installed packages, for a module's file or a package's __main__.py"
-        raise KgorchError(f"there is no module {module!r}", searched, next_step=next_step)
+        raise KgorchError(f"there is nothing that python -m {module} would run", searched, next_step=next_step)
     return path
