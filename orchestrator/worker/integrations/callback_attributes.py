@@ -16,8 +16,8 @@ from torch import nn
 
 from kgorch.worker.audit.script_objects import is_own_class
 
-DEPTH = 4
-"""Of lists in lists; deeper ones are no plain value."""
+DEPTH, MOST_ITEMS = 4, 10_000
+"""Of lists in lists, and of one list; what is deeper or longer is no plain value. They are looked at in each save."""
 
 
 class CallbackAttributes:
@@ -40,11 +40,7 @@ class CallbackAttributes:
         for callback, begun in zip(self._callbacks, self._begun, strict=True):
             name, changed = type(callback).__name__, {}
             for key, value in _attributes(callback).items():
-                if (
-                    _is_plain(value)
-                    and (key not in begun or repr(value) != repr(begun[key]))
-                    and not self._is_instant(value)
-                ):
+                if _is_plain(value) and (key not in begun or value != begun[key]) and not self._is_instant(value):
                     changed[key] = value
             others = [
                 key for key, value in _attributes(callback).items() if not self._is_no_state(value, begun.get(key))
@@ -59,7 +55,7 @@ class CallbackAttributes:
             self._note(f"{what}: {', '.join(left)}" if left else "")
         return states
 
-    def put_back(self, saved: Sequence[Any]) -> None:
+    def put_back(self, saved: Sequence[tuple[str, dict[str, Any]]]) -> None:
         """Set what `state` has returned: numbers alone, whoever has written them."""
         left = list(saved)
         for callback in self._callbacks:
@@ -120,7 +116,7 @@ def _is_plain(value: Any, depth: int = DEPTH) -> bool:
     """Whether it is None, a number, or lists, tuples and dicts of these."""
     if value is None or type(value) in (bool, int, float):
         return True
-    if depth == 0 or type(value) not in (list, tuple, dict):
+    if depth == 0 or type(value) not in (list, tuple, dict) or len(value) > MOST_ITEMS:
         return False
     if type(value) is dict:
         return all(type(key) in (str, int) and _is_plain(item, depth - 1) for key, item in value.items())

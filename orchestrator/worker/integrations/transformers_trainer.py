@@ -64,7 +64,7 @@ class TrainerParts:
     def __init__(self, trainer: Any, note: Callable[..., None]) -> None:
         self._trainer, self._note = trainer, note
         self._attributes: CallbackAttributes | None = None
-        self._saved_attributes: list[Any] = []
+        self._saved_attributes: list[tuple[str, dict[str, Any]]] = []
         self._arguments = {id(item): _arguments_of(item) for item in self._stateful_callbacks()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class TrainerParts:
             self._trainer._metrics[mode].update(collected)
         if hasattr(self._trainer, self.GENERATED):
             setattr(self._trainer, self.GENERATED, batches.moved(saved.get("generated"), self._trainer.args.device))
-        self._saved_attributes = saved.get("attributes", [])
+        self._saved_attributes = [(name, dict(numbers)) for name, numbers in saved.get("attributes", ())]
         left = saved.get("callbacks", [])
         for callback in self._stateful_callbacks():
             found = next((entry for entry in left if entry[0] == type(callback).__name__), None)
