@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from kgorch.worker.audit.script_objects import is_own_class
 
@@ -42,10 +44,9 @@ class CallbackAttributes:
             for key, value in _attributes(callback).items():
                 if _is_plain(value) and (key not in begun or value != begun[key]) and not self._is_instant(value):
                     changed[key] = value
-            others = [
-                key for key, value in _attributes(callback).items() if not self._is_no_state(value, begun.get(key))
-            ]
-            if changed and others:
+            own = _attributes(callback)
+            others = [key for key, value in own.items() if not self._is_no_state(value, begun.get(key))]
+            if others and (changed or any(_has_tensors(own[key]) for key in others)):
                 left.append(f"{name} ({', '.join(sorted(others)[:3])})")
                 changed = {}
             states.append([name, changed])
@@ -103,6 +104,10 @@ def _begun(attributes: dict[str, Any]) -> dict[str, Any]:
     """Copies of the numbers, and what cannot change in place. Anything else would be kept alive."""
     copies = {name: copy.deepcopy(value) for name, value in attributes.items() if _is_plain(value)}
     return copies | {name: value for name, value in attributes.items() if _is_fixed(value)}
+
+
+def _has_tensors(value: Any) -> bool:
+    return any(isinstance(leaf, torch.Tensor | nn.Module) for leaf in pytree.tree_leaves(value))
 
 
 def _is_fixed(value: Any) -> bool:

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from kgorch.errors import KgorchError
 from kgorch.worker.integrations import transformers_trainer
+from kgorch.worker.integrations.callback_attributes import CallbackAttributes
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -671,6 +672,17 @@ def test_a_callback_of_the_script_goes_on_with_its_numbers_or_is_named(transform
     else:
         assert resumed[1:3] == (steps - 7, [9, 10, 11]) and "Counts (" in told
     assert carried(script)[1] and script.seen != restored, "it begins with the weights that were restored"
+
+
+@pytest.mark.parametrize("average", [nn.Linear(1, 1), {"weight": torch.ones(1)}])
+def test_a_callback_of_the_script_that_holds_an_average_alone_is_named(average):
+    class Averages:
+        def __init__(self):
+            self.average, self.bar = average, object()
+
+    told = []
+    assert CallbackAttributes([Averages()], (), told.append).state() == [["Averages", {}]]
+    assert told[0].endswith("Averages (average, bar)")
 
 
 @pytest.mark.filterwarnings("ignore")
