@@ -47,7 +47,6 @@ class ResumePoint:
         loader: position of a loader that `session.loader` did not make; None where there was none.
         ranks_before: ranks of the saved run.
         is_trained: the checkpoint closes the stage, and the stage is not extended: no step is left.
-        needs_warmup: the first step is to run once more, to no effect (step_loop.py).
     """
 
     ranks_before: int
@@ -57,7 +56,6 @@ class ResumePoint:
     loader: LoaderState | None = None
     loaders: Mapping[str, LoaderState] = field(default_factory=dict)
     is_trained: bool = False
-    needs_warmup: bool = False
 
 
 def begin(state: SessionState, supervision: Supervision, sizes: StateSizes) -> ResumePoint:
@@ -84,11 +82,6 @@ def begin(state: SessionState, supervision: Supervision, sizes: StateSizes) -> R
         if supervision.metric_log:  # metrics that are reported before the first step belong to the checkpoint's epoch
             supervision.metric_log.epoch = at.epoch + (at.batch > 0)
         sizes = state.tracked.measure(member.world_size)  # the state may have grown in earlier sessions
-        # DDP rebuilds its buckets after its first backward, and sums of three terms and more depend on their order. The script
-        # may have tracked the module inside its DDP, so any module counts; but one of FSDP2 is in no DDP.
-        point.needs_warmup = member.world_size > 2 and any(
-            not local_tensors.is_any_sharded(module.parameters()) for module in state.tracked.modules()
-        )
     elif launch.weights:
         _load_weights(state, launch, **launch.weights)
     supervision.ladder.set_modules({name: thing for name, thing in things.items() if isinstance(thing, nn.Module)})
@@ -143,6 +136,7 @@ def restore(state: SessionState, source: RestoreSource, where: str, *, extends: 
     if isinstance(remembered := own.get("remembered", {}), dict):
         state.remembered.values = remembered | state.remembered.values
     point.losses = own.get("losses")
+    state.bucket_order.resume(own.get("buckets"))
     ranks.random_states = {rank: source.own(rank)["rng"] for rank in ranks.mine[1:]}
     division.is_divisible = is_divisible
     report_other_versions(state.exactness, member.device, manifest.versions)

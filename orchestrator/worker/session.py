@@ -381,9 +381,7 @@ class Session(StepComputation):
         `loader` is session.loader()'s or any other iterable. For another one a resume in the middle of an epoch reads again what
         the epoch had used (data/loader_fast_forward.py), and `exactness` says how far that carries.
 
-        Between two batches all ranks save or stop together when it is time. With more than two ranks of
-        DistributedDataParallel the first step after a resume runs once as a warm-up: its batch comes twice, and what the script
-        does to tracked objects the first time is rolled back. Not where a step takes batches of a followed loader.
+        Between two batches all ranks save or stop together when it is time.
 
         Raises:
             SessionOver: the session stops here; let it pass.
@@ -406,8 +404,6 @@ class Session(StepComputation):
         Raises:
             KgorchError: a value is neither a number nor a tensor of one element.
         """
-        if self._runner.is_warmup:  # the step is rolled back, and reported when it runs again
-            return
         state, mark = self._state, self._loop.mark
         for name, value in metrics.items():
             state.metrics.report(name, value, mark)

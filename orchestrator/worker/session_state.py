@@ -12,6 +12,7 @@ from kgorch.worker.data.followed_loader import FollowedLoader
 from kgorch.worker.data.keyed_loader import Loader
 from kgorch.worker.data.loader_fast_forward import LoaderFastForward
 from kgorch.worker.determinism import Determinism
+from kgorch.worker.memory.bucket_order import BucketOrder
 from kgorch.worker.probe.hooks import ProbeHooks
 from kgorch.worker.ranks.process_group import RankInfo
 from kgorch.worker.ranks.virtual_ranks import RankDivision
@@ -35,6 +36,7 @@ class SessionState:
         quick: a quick test or a probe: loaders give a few batches only.
         determinism: level and verdict.
         division: the virtual ranks that this process plays. Set by restore.py.
+        bucket_order: in which DDP sums the gradients. Written by restore.py and the step loop.
         resources: allocator, CPU and data wait of this process.
         marker: what the training's thread is doing, for the detection of hangs.
         timer: durations of steps. Written by the step loop.
@@ -55,6 +57,7 @@ class SessionState:
     quick: bool
     determinism: Determinism
     division: RankDivision
+    bucket_order: BucketOrder
     resources: ResourceMeter
     marker: ProgressMarker
     timer: StepTimer
@@ -80,6 +83,7 @@ class SessionState:
             launch is not None and (launch.quick or launch.probe is not None),
             determinism,
             division=RankDivision(member.rank, member.world_size),
+            bucket_order=BucketOrder(member.world_size),
             resources=ResourceMeter(member.device),
             marker=marker,
             timer=StepTimer(marker),

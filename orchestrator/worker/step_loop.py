@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 import sys
@@ -19,7 +18,6 @@ from kgorch.worker import rng_state, session_end
 from kgorch.worker.audit import enumerations
 from kgorch.worker.audit.enumerations import CountedBatches
 from kgorch.worker.audit.port_audit import PortAudit
-from kgorch.worker.checkpoint import state_codec
 from kgorch.worker.data.cached_path import CachedPaths
 from kgorch.worker.data.keyed_loader import Loader
 from kgorch.worker.data.loader_fast_forward import LoaderFastForward
@@ -133,12 +131,8 @@ class StepLoop:
             if not self._is_counted:
                 self._is_counted, done = True, at.batch + (len(source) * at.epoch if counts_all else 0)
                 enumerations.count_on(done, only=(0, 1))  # any other count is one of the script's own, as session.step
-            # Inside the loop, because the warm-up needs a batch.
-            if self._point.needs_warmup and any(followed.is_of_steps for followed in state.followed.values()):
-                self._pass_over_warm_up("what the script takes from a further loader cannot be taken back")
-            elif self._point.needs_warmup:
-                yield from self._warm_up(parts, weights, read)
-                enumerations.count_on(-1)
+            if state.bucket_order.is_resumed:  # not before the first batch: by then the script has wrapped its modules
+                self._restore_bucket_order()
             runner.set_batches(parts, weights, read)
             if runner.has_dropout_state:
                 rng_state.renew_dropout_state(device)
@@ -207,19 +201,18 @@ class StepLoop:
         Args:
             share: samples of this rank's share of a step; 0 where it is not known.
         """
-        state, point, self._is_own = self._state, self._point, True
+        state, self._is_own = self._state, True
         self.restore_random_states()
-        if point.needs_warmup:
-            self._pass_over_warm_up("the script owns its loop")
+        if state.bucket_order.is_resumed:
+            self._restore_bucket_order()
         self._own_from = state.position.step
         self._warn_if_untracked()
         self._enter_steps(share)
 
-    def _pass_over_warm_up(self, why: str) -> None:
-        """The first step cannot be run twice."""
-        self._point.needs_warmup = False
-        order = "DDP has not ordered its buckets yet, so the first step sums the gradients in another order"
-        self._state.exactness.update(resume=f"{order}: it is not run twice, for {why}")
+    def _restore_bucket_order(self) -> None:
+        state = self._state
+        if why := state.bucket_order.restore([*state.tracked.modules()]):
+            state.exactness.update(resume=why)
 
     @property
     def is_trained(self) -> bool:
@@ -291,6 +284,8 @@ class StepLoop:
             return
         at.step += 1
         self.audit.after_step()
+        if state.bucket_order.is_learning and (why := state.bucket_order.learn([*state.tracked.modules()])):
+            state.exactness.update(resume=why)
         if summing := self._optimizer_steps.summing:
             state.exactness.update(
                 gradients=f"{', '.join(sorted(summing))} sums gradients over steps of another optimizer: no checkpoint holds"
@@ -382,21 +377,3 @@ class StepLoop:
             point.loader, data = None, source.exactness
         state.exactness.update(data=data, deterministic=state.determinism.verdict)
         return source
-
-    def _warm_up(self, parts: list[Any], weights: list[float], samples: list[int]) -> Iterator[Any]:
-        """The batch once to no effect: everything that the script does with it to tracked objects is undone."""
-        state, runner, device = self._state, self._runner, self._state.member.device
-        # Copies on the CPU: a second state may not fit on the device.
-        before, rng = state_codec.capture(state.tracked.things), rng_state.capture(device)
-        copies = {name: tensor.to("cpu", copy=True) for name, tensor in before.tensors.items()}
-        played = dict(state.division.ranks.random_states)
-        self._point.needs_warmup, runner.is_warmup = False, True
-        # A deep copy, because the script may change its batch in place.
-        runner.set_batches(copy.deepcopy(parts), weights, samples)
-        yield runner.parts[0][0]
-        runner.is_warmup = False
-        state.division.ranks.random_states = played
-        for module in state.tracked.modules():
-            module.zero_grad(set_to_none=True)
-        state_codec.put_back(state.tracked.things, before, copies)
-        rng_state.restore(rng, device)

@@ -89,7 +89,7 @@ def test_the_integration_carries_a_training_through_a_stop_with_the_same_bits(kg
     kgorch("start", str(plan))
     assert kgorch.status()["step"] == 80
     uncut = torch.load(kgorch.folder / "net.pt")
-    supervisor = kgorch.background("start", str(plan), "--fresh", "--set", "stage.train.args.pause=0.1")
+    supervisor = kgorch.background("start", str(plan), "--fresh", "--set", "stage.train.args.pause=0.3")
     kgorch.wait_for_step(20)
     supervisor.send_signal(signal.SIGTERM)
     assert supervisor.wait(timeout=60) == 10

@@ -110,34 +110,6 @@ def test_no_gradient_waits_behind_the_last_step(session, net):
     assert (session.step, session._loop._batches_since) == (2, 0)
 
 
-def test_a_step_that_takes_from_two_loaders_is_not_run_twice_after_a_resume(session, net):
-    """The further loader gave the second run its next batch, and all later steps theirs one too early."""
-    further = session.follow([torch.tensor([float(number)]) for number in range(4)])
-    further.is_of_steps = session._loop._point.needs_warmup = True
-    pairs = [
-        (int(x[0]), int(y))
-        for (x, y) in zip(session.steps([torch.ones(1) * n for n in range(4)], 1), further, strict=False)
-    ]
-    assert pairs == [(number, number) for number in range(4)]
-    assert "not run twice, for what the script takes from a further loader" in session.exactness["resume"]
-
-
-def test_a_loader_is_one_of_steps_where_they_take_its_batches_and_a_checkpoint_holds_that(session, net):
-    """One that is read between two epochs does not keep the first step after a resume from running twice."""
-    of_steps, of_evaluations = (session.follow([torch.ones(1)] * 20, name=name) for name in ("steps", "evaluations"))
-    further = iter(of_steps)
-    for _ in session.epochs(2):
-        for _ in session.steps([torch.ones(1, 2)] * 3):
-            next(further)
-            train(*net)
-        list(of_evaluations)
-    assert [loader.place["of_steps"] for loader in (of_steps, of_evaluations)] == [True, False]
-    resumed = session.follow([torch.ones(1)], name="resumed")
-    for place, expected in (({"epoch": 0, "batches": 2}, True), ({"epoch": 1, "batches": 0, "of_steps": True}, True)):
-        resumed.resume(place, 1)
-        assert resumed.is_of_steps is expected
-
-
 def test_a_boundary_between_two_backwards_of_one_step_does_nothing(session, net):
     counted = []
     for number in range(9):

@@ -265,23 +265,6 @@ def test_an_enumerate_that_begins_with_the_scripts_own_step_is_left_alone(offset
     assert_exact(script, (2, 5, 6, 7, 17))
 
 
-def test_a_step_that_runs_twice_after_a_resume_counts_once():
-    """More than two ranks: DDP has not ordered its buckets yet."""
-
-    def script(session):
-        net, optimizer = trained(session)
-        if session.step:
-            session._loop._point.needs_warmup = True
-        counted = []
-        for _ in session.epochs(2):
-            for number, batch in enumerate(session.steps(session.loader(numbers(12), 2))):
-                counted.append(number)
-                train(session, net, optimizer, batch)
-        return counted[-5:]
-
-    assert_exact(script, (2, 6))
-
-
 def test_steps_of_a_loader_without_a_length_have_none():
     def script(session):
         with pytest.raises(TypeError, match="has no len"):

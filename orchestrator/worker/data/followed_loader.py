@@ -21,7 +21,6 @@ class FollowedLoader:
         epoch: number of the running epoch, from 0.
         open_batches: batches that it had given, when a step began, of that very step: a checkpoint counts them as not used. None
             until the first boundary in an epoch has shown it.
-        is_of_steps: batches were taken within steps, and not only between two epochs.
     """
 
     def __init__(self, loader: Iterable[Any], world_size: int, device: torch.device) -> None:
@@ -34,8 +33,7 @@ class FollowedLoader:
         self._samples = 0  # on this rank, in this process
         self._given_in_all = 0  # batches in this process
         self._given_before: int | None = None  # of them, those before the script has called `session.steps`
-        self._given_then = 0  # of them, those at the newest boundary
-        self._is_ahead = self._is_read = self.is_of_steps = False
+        self._is_ahead = self._is_read = False
         self.epoch = 0
         self.open_batches: int | None = None
 
@@ -48,7 +46,6 @@ class FollowedLoader:
         except (KeyError, TypeError, ValueError) as error:
             raise CannotRestore("the checkpoint's place in a followed loader cannot be read", repr(error)) from None
         self._saved, self._ranks_before = saved, ranks_before
-        self.is_of_steps = bool(saved.get("of_steps", batches))  # earlier versions did not note it
 
     def start_at(self, epoch: int, batches: int) -> None:
         """Begin the first iteration there: another library continues from a checkpoint of its own. A resume goes before it."""
@@ -155,8 +152,6 @@ class FollowedLoader:
             is_first: it is the first one in this process.
             open_batches: see the attribute; None where the caller does not know: then what was given before the first step.
         """
-        self.is_of_steps |= not is_first and self._given_in_all > self._given_then
-        self._given_then = self._given_in_all
         self._is_ahead = bool(open_batches)
         if self._is_read and not self._is_ahead:
             self._end()
@@ -173,7 +168,6 @@ class FollowedLoader:
 
     def begin_steps(self) -> None:
         """`session.steps` is about to give the first batch of an epoch."""
-        self._given_then = self._given_in_all
         if self._given_before is not None:
             self.at_boundary(is_first=True, open_batches=self._given_in_all - self._given_before)
             self._given_before = None
@@ -186,4 +180,4 @@ class FollowedLoader:
             return dict(self._saved) if self._saved else None
         is_over = self.epochs_done > self.epoch
         place = {"epoch": self.epochs_done, "batches": 0 if is_over else running.batches_used}
-        return {**running.place, **place, "of_steps": self.is_of_steps}
+        return {**running.place, **place}

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import operator
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -37,14 +38,17 @@ _NAMES = ("_get_zeros_like_grad_buckets", "_reset_state", "_rebuild_buckets", "_
 def find(modules: Iterable[nn.Module]) -> list[DistributedDataParallel]:
     """The DDPs among the tracked modules, inside them, and around them: a script may have tracked the module inside its DDP.
 
-    A DDP inside an average of weights is left out, because it is never trained.
+    A DDP inside an average of weights is left out, because it is never trained. In the order of the modules, for the ranks'
+    collectives must meet.
     """
-    tracked = {id(part) for module in modules if not isinstance(module, AveragedModel) for part in module.modules()}
-    return [
-        thing
-        for thing in gc.get_objects()
-        if issubclass(type(thing), DistributedDataParallel) and (id(thing) in tracked or id(thing.module) in tracked)
-    ]
+    parts = (part for module in modules if not isinstance(module, AveragedModel) for part in module.modules())
+    place = {id(part): number for number, part in enumerate(parts)}
+    found = list[tuple[int, DistributedDataParallel]]()
+    for thing in gc.get_objects():
+        if issubclass(type(thing), DistributedDataParallel):
+            number = place.get(id(thing), place.get(id(thing.module)))
+            found += [(number, thing)] if number is not None else []
+    return [ddp for _, ddp in sorted(found, key=operator.itemgetter(0))]
 
 
 @contextlib.contextmanager

@@ -48,7 +48,6 @@ class MicrobatchRunner:
         saw_batch: the script has passed on the batch as it was given.
         is_whole: the newest batch could not be divided.
         is_used: the script has had a batch computed.
-        is_warmup: the step will be rolled back.
         has_dropout_state: cuDNN keeps a random state for the tracked modules, to be renewed before each step.
         is_sharded: weights of a tracked module are sharded, so a forward and a backward have collectives of their own.
     """
@@ -63,7 +62,7 @@ class MicrobatchRunner:
         self._device, self._ranks_now, self._report, self._guard = device, ranks, report, guards
         self._modules: list[nn.Module] = []
         self.parts: list[tuple[Any, float, int]] = []
-        self.saw_batch = self.is_used = self.is_warmup = self.has_dropout_state = self.is_sharded = False
+        self.saw_batch = self.is_used = self.has_dropout_state = self.is_sharded = False
         self.is_whole = False
         self._fingerprint = 0  # of the random states after the newest step
 
@@ -125,7 +124,7 @@ class MicrobatchRunner:
         # Without tracked modules there is nothing that a retry could restore.
         if not self._guard or not self._modules:
             return forward_backward()
-        health = None if self.is_warmup else self._guard.health
+        health = self._guard.health
         # An earlier attempt has dropped this batch; it must be dropped again to get the same weights.
         if health and health.skips(step):
             self.retry.drop(scaled=scaled)
