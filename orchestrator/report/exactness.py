@@ -11,7 +11,7 @@ from kgorch.db import sessions
 from kgorch.db.rows import AttemptInfo, EventInfo, RunInfo, SessionInfo
 from kgorch.report.json_fields import View
 
-LASTING = ("untracked", "weights", "resume", "ranks", "versions", "memory", "training")
+LASTING = ("untracked", "weights", "resume", "reduction", "ranks", "versions", "memory", "training")
 """Topics of what a resume has not brought back, or has computed otherwise: the result has it, however the run goes on."""
 
 MAX_EVENTS, MAX_NAMED = 500, 3

@@ -298,8 +298,8 @@ class SaveCoordinator:
             further["keyed"] = place
         if self._state.remembered.values:
             further["remembered"] = self._state.remembered.values
-        if (indices := self._state.bucket_order.indices) is not None:
-            further["buckets"] = indices
+        if (buckets := self._state.bucket_order.saved) is not None:
+            further["buckets"] = buckets
         if losses := self._guard.recent_losses:
             further["losses"] = losses
         if frozen := trainable_weights.fingerprints(self._state.tracked.things):

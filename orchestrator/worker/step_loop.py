@@ -212,7 +212,7 @@ class StepLoop:
     def _restore_bucket_order(self) -> None:
         state = self._state
         if why := state.bucket_order.restore([*state.tracked.modules()]):
-            state.exactness.update(resume=why)
+            state.exactness.update(reduction=why)
 
     @property
     def is_trained(self) -> bool:
@@ -285,7 +285,7 @@ class StepLoop:
         at.step += 1
         self.audit.after_step()
         if state.bucket_order.is_learning and (why := state.bucket_order.learn([*state.tracked.modules()])):
-            state.exactness.update(resume=why)
+            state.exactness.update(reduction=why)
         if summing := self._optimizer_steps.summing:
             state.exactness.update(
                 gradients=f"{', '.join(sorted(summing))} sums gradients over steps of another optimizer: no checkpoint holds"

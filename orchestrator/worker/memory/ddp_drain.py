@@ -35,19 +35,26 @@ BUCKET_BYTES = 25 << 20
 _NAMES = ("_get_zeros_like_grad_buckets", "_reset_state", "_rebuild_buckets", "_get_local_used_map")
 
 
-def find(modules: Iterable[nn.Module]) -> list[DistributedDataParallel]:
-    """The DDPs among the tracked modules, inside them, and around them: a script may have tracked the module inside its DDP.
+def numbered(modules: Iterable[nn.Module]) -> dict[int, int]:
+    """The number of each tracked parameter, by its id. Averages of weights are left out, because they are never trained."""
+    found = dict[int, int]()
+    trained = (module for module in modules if not isinstance(module, AveragedModel))
+    for number, weight in enumerate(weight for module in trained for weight in module.parameters()):
+        found.setdefault(id(weight), number)
+    return found
 
-    A DDP inside an average of weights is left out, because it is never trained. In the order of the modules, for the ranks'
-    collectives must meet.
+
+def find(modules: Iterable[nn.Module]) -> list[DistributedDataParallel]:
+    """The DDPs of the parameters of the tracked modules, whatever of both is inside of the other.
+
+    In the order of the parameters, for the collectives of the ranks must meet.
     """
-    parts = (part for module in modules if not isinstance(module, AveragedModel) for part in module.modules())
-    place = {id(part): number for number, part in enumerate(parts)}
-    found = list[tuple[int, DistributedDataParallel]]()
+    number_of, found = numbered(modules), list[tuple[int, DistributedDataParallel]]()
     for thing in gc.get_objects():
         if issubclass(type(thing), DistributedDataParallel):
-            number = place.get(id(thing), place.get(id(thing.module)))
-            found += [(number, thing)] if number is not None else []
+            numbers = (number_of.get(id(weight)) for weight in thing.module.parameters())
+            first = min((number for number in numbers if number is not None), default=None)
+            found += [(first, thing)] if first is not None else []
     return [ddp for _, ddp in sorted(found, key=operator.itemgetter(0))]
 
 

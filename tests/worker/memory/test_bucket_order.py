@@ -5,6 +5,10 @@ That the sums of three ranks have the same bits is seen in tests/sessions/test_o
 
 from __future__ import annotations
 
+import gc
+import itertools
+import weakref
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -28,20 +32,15 @@ class Net(nn.Module):
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    """A group of one rank, taken for one of three."""
+    """A group of one rank that is taken for one of three."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    found = bucket_order.ddp_drain.find
-    monkeypatch.setattr(bucket_order, "_found", lambda modules: [ddp for ddp in found(modules) if _orders(ddp)])
+    monkeypatch.setattr(dist.ProcessGroup, "size", lambda self: 3)
     yield
     dist.destroy_process_group()
 
 
-def _orders(ddp: DistributedDataParallel) -> bool:
-    return ddp.static_graph or not ddp.find_unused_parameters
-
-
 def wrapped(net: nn.Module | None = None, **options) -> DistributedDataParallel:
-    return DistributedDataParallel(net or Net(), bucket_cap_mb=0.0002, **options)
+    return DistributedDataParallel(Net() if net is None else net, bucket_cap_mb=0.0002, **options)
 
 
 def step(ddp: DistributedDataParallel) -> None:
@@ -49,23 +48,24 @@ def step(ddp: DistributedDataParallel) -> None:
 
 
 def buckets(ddp: DistributedDataParallel) -> list[list[int]]:
-    """Numbers of its parameters, as it will reduce them."""
-    number = {id(weight): index for index, weight in enumerate(ddp.module.parameters())}
-    return [[number[id(weight)] for weight in item.parameters()] for item in ddp.reducer._get_zeros_like_grad_buckets()]
+    """Places of its parameters, as it will reduce them."""
+    place = {id(weight): index for index, weight in enumerate(ddp.module.parameters())}
+    return [[place[id(weight)] for weight in item.parameters()] for item in ddp.reducer._get_zeros_like_grad_buckets()]
 
 
-def resumed(saved: object, ddp: DistributedDataParallel, *more: nn.Module) -> tuple[BucketOrder, str]:
+def resumed(saved: object, *modules: nn.Module) -> tuple[BucketOrder, str]:
     order = BucketOrder(ranks=3)
     order.resume(saved)
-    return order, order.restore([ddp, *more])
+    assert order.is_resumed and order.saved == saved, "as long as it was not restored, a checkpoint holds the same"
+    return order, order.restore(modules)
 
 
-def learned(*ddps: DistributedDataParallel) -> list[int] | None:
+def learned(*ddps: DistributedDataParallel) -> object:
     order = BucketOrder(ranks=3)
     for ddp in ddps:
         step(ddp)
     assert order.learn(ddps) == "" and not order.is_learning
-    return order.indices
+    return order.saved
 
 
 @pytest.mark.parametrize("as_view", [False, True])
@@ -74,79 +74,119 @@ def test_a_resumed_ddp_has_the_buckets_of_the_second_step_before_its_first_one(a
     assert buckets(before) != [[1, 0], [2]]
     saved = learned(before)
     step(before)
-    assert saved == [1, 0, 2] and buckets(before) == [[1, 0], [2]]
+    assert saved == {"0": [1, 0, 2]} and buckets(before) == [[1, 0], [2]]
     order, why = resumed(saved, after)
-    assert (why, buckets(after), order.indices) == ("", [[1, 0], [2]], saved)
+    assert (why, buckets(after), order.saved) == ("", [[1, 0], [2]], saved)
     assert all(weight.grad is None for weight in after.parameters())
     assert not order.is_resumed and order.learn([after]) == "" and not order.is_learning
     step(after)
     step(after)
-    assert order.indices == saved
+    assert order.saved == saved
 
 
 def test_another_order_than_that_of_the_backward_is_built_as_it_was_saved():
     after = wrapped()
-    assert resumed([2, 0, 1], after)[1] == "" and buckets(after) == [[2], [0], [1]]
+    assert resumed({"0": [2, 0, 1]}, after)[1] == "" and buckets(after) == [[2], [0], [1]]
     step(after)
     step(after)
     assert buckets(after) == [[2], [0], [1]]
 
 
-def test_gradients_that_wait_are_the_same_afterwards():
+def test_gradients_that_wait_and_what_is_frozen_are_the_same_afterwards():
+    """As the discriminator of a GAN, which is frozen between two steps of its own."""
     after = wrapped()
     after.module.second.bias.grad = waiting = torch.ones(9)
-    assert resumed([1, 0, 2], after)[1] == ""
+    after.module.second.weight.requires_grad_(False)
+    assert resumed({"0": [1, 0, 2]}, after)[1] == "" and buckets(after) == [[1, 0], [2]]
     assert after.module.second.bias.grad is waiting and waiting.eq(1).all()
+    assert [weight.requires_grad for weight in after.parameters()] == [False, True, True]
 
 
-def test_the_script_may_have_tracked_the_module_inside():
-    after = wrapped()
-    order = BucketOrder(ranks=3)
-    order.resume([2, 0, 1])
-    assert order.restore([after.module]) == "" and buckets(after) == [[2], [0], [1]]
+class Lossy(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net, self.scale = net, nn.Parameter(torch.ones(()))
+
+    def forward(self, index):
+        return self.net(index) * self.scale
 
 
-@pytest.mark.parametrize(("saved", "said"), [([1, 0, 2], ""), ([2, 0, 1], "has called backward before it")])
-def test_one_that_has_reduced_before_the_first_step_is_compared(saved, said):
-    """Accelerate's epochs that are done have a batch again after a resume."""
-    ddp = wrapped()
-    step(ddp)
-    order, why = resumed(saved, ddp)
-    assert why.endswith(said) and bool(why) is bool(said) and buckets(ddp) == [[1, 0], [2]]
-    step(ddp)
-    assert order.learn([ddp]) == ""
+@pytest.mark.parametrize("around", [lambda net: net, torch.compile, Lossy], ids=["module", "compiled", "within a loss"])
+def test_the_script_may_have_tracked_what_is_within_its_ddp(around):
+    net = Net()
+    ddp = wrapped(around(net))
+    count = len(list(ddp.module.parameters()))
+    why = resumed({"0": list(range(count))}, net)[1]
+    assert why == "" and [*itertools.chain(*buckets(ddp))] == list(range(count))
 
 
 def test_one_that_had_reduced_nothing_yet_learns_its_order_later():
     first, second = wrapped(), wrapped()
     saved = learned(first)
     order, why = resumed(saved, first, second)
-    assert (why, order.indices) == ("", saved)
+    assert (why, order.saved) == ("", saved)
     step(first)
     assert order.learn([first, second]) == "" and order.is_learning
     step(second)
     assert order.learn([first, second]) == "" and not order.is_learning
-    assert order.indices == [*saved, 4, 3, 5]
+    assert order.saved == saved | {"3": [1, 0, 2]}
+
+
+@pytest.mark.parametrize(("saved", "said"), [([1, 0, 2], ""), ([2, 0, 1], "DDP has built other buckets")])
+def test_one_that_has_reduced_before_the_first_step_is_compared(saved, said):
+    """Accelerate's epochs that are done have a batch again after a resume."""
+    ddp = wrapped()
+    step(ddp)
+    order, why = resumed({"0": saved}, ddp)
+    assert why.endswith(said) and bool(why) is bool(said) and buckets(ddp) == [[1, 0], [2]]
+    step(ddp)
+    assert order.learn([ddp]) == ""
+
+
+def test_weights_that_two_share_have_a_place_in_each():
+    net = Net()
+    first, second = wrapped(net), wrapped(nn.Sequential(net.first, nn.Linear(8, 1)))
+    saved = learned(first, second)
+    assert saved == {"0": [1, 0, 2], "2": [2, 1, 0]}
+    net = Net()
+    first, second = wrapped(net), wrapped(nn.Sequential(net.first, nn.Linear(8, 1)))
+    assert resumed(saved, first, second)[1] == ""
+    assert (buckets(first), [*itertools.chain(*buckets(second))]) == ([[1, 0], [2]], [2, 1, 0])
 
 
 def test_gradients_that_a_script_sums_without_reducing_them_are_no_order():
     ddp, order = wrapped(), BucketOrder(ranks=3)
     with ddp.no_sync():
         step(ddp)
-    assert order.learn([ddp]) == "" and order.is_learning and order.indices == []
+    assert order.learn([ddp]) == "" and order.is_learning and order.saved == {}
     step(ddp)
-    assert order.learn([ddp]) == "" and order.indices == [1, 0, 2]
+    assert order.learn([ddp]) == "" and order.saved == {"0": [1, 0, 2]}
 
 
-@pytest.mark.parametrize("saved", [None, {"a": 1}, 7, [0], [0, 1, "2"], [0, 1, True], [0, 1, 2.0], [0, 1, 99]])
-def test_what_a_checkpoint_does_not_hold_is_told(saved):
+@pytest.mark.parametrize(
+    ("saved", "said"),
+    [
+        *[(saved, NOT_SAVED) for saved in (None, [1], 7, {"0": None}, {"0": {"a": 1}})],
+        *[({"0": order}, NOT_SAVED) for order in ([0, 1, "2"], [0, 1, True], [0, 1, 2.0], [[0, 1, 2]], [0, 1, 99], [0, 1, -1])],
+        *[({"0": order}, "DDP reduces other weights than before") for order in ([0], [0, 1, 1], [])],
+    ],
+)  # fmt: skip
+def test_what_a_checkpoint_does_not_hold_is_told(saved, said):
     ddp = wrapped()
     was = buckets(ddp)
     order, why = resumed(saved, ddp)
-    assert why == f"{UNKNOWN}: {NOT_SAVED}"
-    assert (buckets(ddp), order.indices) == (was, [])
+    assert why == f"{UNKNOWN}: {said}" and (buckets(ddp), order.saved) == (was, {})
     step(ddp)
-    assert order.learn([ddp]) == "" and order.indices == [1, 0, 2]
+    assert order.learn([ddp]) == "" and order.saved == {"0": [1, 0, 2]}
+
+
+@pytest.mark.parametrize("votes", [(bucket_order.PARTIAL, bucket_order.WHOLE), (bucket_order.NONE, bucket_order.WHOLE)])
+def test_a_rank_that_could_does_nothing_where_another_one_cannot(votes, monkeypatch):
+    """As where rank 0 alone has hooks on its gradients: the others waited for it for ever."""
+    monkeypatch.setattr(bucket_order, "_of_all_ranks", lambda ddp, able: votes)
+    ddp = wrapped()
+    was = buckets(ddp)
+    assert "not every rank" in resumed({"0": [1, 0, 2]}, ddp)[1] and buckets(ddp) == was
 
 
 def with_hook(ddp: DistributedDataParallel) -> DistributedDataParallel:
@@ -159,44 +199,48 @@ def with_state(ddp: DistributedDataParallel) -> DistributedDataParallel:
     return ddp
 
 
-def with_frozen(ddp: DistributedDataParallel) -> DistributedDataParallel:
-    ddp.module.second.bias.requires_grad_(False)
-    return ddp
-
-
 @pytest.mark.parametrize(
     ("made", "said"),
     [
         (lambda: wrapped(static_graph=True), "static_graph=True"),
-        (lambda: wrapped(Net(is_sparse=True)), "sparse gradients"),
         (lambda: with_hook(wrapped()), "hooks on gradients"),
         (lambda: with_state(wrapped()), "communication hook"),
-        (lambda: with_frozen(wrapped()), "frozen"),
     ],
 )
 def test_what_a_backward_of_zeros_would_change_is_left_alone_and_told(made, said):
     ddp = made()
     before = {name: weight.clone() for name, weight in ddp.state_dict().items()}
-    order, why = resumed([1, 0, 2], ddp)
-    assert why.startswith(UNKNOWN) and said in why and order.indices == []
+    order, why = resumed({"0": [1, 0, 2]}, ddp)
+    assert why.startswith(UNKNOWN) and said in why and order.saved == {}
     assert all(torch.equal(weight, before[name]) for name, weight in ddp.state_dict().items())
+
+
+@pytest.mark.parametrize("made", [lambda: wrapped(static_graph=True), lambda: wrapped(Net(is_sparse=True))])
+def test_that_an_order_is_not_known_is_saved(made):
+    saved = learned(made())
+    assert saved == {"0": None} and resumed(saved, made())[1]
 
 
 def test_one_that_keeps_its_buckets_needs_nothing():
     ddp = wrapped(find_unused_parameters=True)
-    assert resumed([], ddp)[1] == resumed(None, ddp)[1] == ""
+    assert resumed({}, ddp)[1] == resumed(None, ddp)[1] == ""
 
 
-def test_one_that_the_script_makes_in_the_first_step_is_told():
+def test_one_that_the_script_makes_in_the_first_step_is_told_and_no_old_one_kept():
     net = Net()
-    order, why = resumed([1, 0, 2], net)
-    assert why == ""
     ddp = wrapped(net)
-    step(ddp)
-    assert "made its DDP in the first step" in order.learn([net]) and order.indices == [1, 0, 2]
+    order, why = resumed({"0": [1, 0, 2]}, net)
+    assert why == ""
+    old = weakref.ref(ddp)
+    del ddp
+    new = wrapped(net)
+    step(new)
+    assert "made its DDP in the first step" in order.learn([net]) and order.saved == {"0": [1, 0, 2]}
+    gc.collect()
+    assert old() is None
 
 
 def test_two_ranks_have_nothing_to_keep():
     order = BucketOrder(ranks=2)
-    order.resume([1, 0, 2])
-    assert not order.is_resumed and not order.is_learning and order.indices is None
+    order.resume({"0": [1, 0, 2]})
+    assert not order.is_resumed and not order.is_learning and order.saved is None
