@@ -24,8 +24,8 @@ demo-remote: setup
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[kaggle]' trustme
 	$(BIN)/python docs/demo_remote.py
 
-# tests side by side: they wait more than they compute
-JOBS ?= 4
+# tests side by side, by cores and memory (tests/conftest.py)
+JOBS ?= auto
 
 # the slow ones run, too, where others have failed: one report of an hour says it all
 test: setup

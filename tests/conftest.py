@@ -17,6 +17,7 @@ from harness import Kgorch, processes_of, wait_until
 from sqlalchemy import Engine
 
 from kgorch.db.engine import open_database
+from kgorch.system import host_memory
 
 if TYPE_CHECKING:
     from postgres import PostgresServer
@@ -32,6 +33,11 @@ hypothesis.settings.load_profile("kgorch")
 
 LONG_S = 600
 """Time-out of a test that may take minutes."""
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Three a core, for they wait more than they compute. Each takes some 1.5 GB with the sessions that it runs."""
+    return max(2, min(3 * len(os.sched_getaffinity(0)), host_memory.free_bytes() // (2 << 30)))
 
 
 @pytest.hookimpl(trylast=True)  # after the tests that -m leaves out are gone
