@@ -26,7 +26,9 @@ class StepComputation:
     def __init__(self, state: SessionState, guards: StepGuards | None) -> None:
         self.device = state.member.device
         self._state, self._guards = state, guards
-        self._runner = MicrobatchRunner(self.device, lambda: state.division.ranks, state.exactness.update, guards)
+        self._runner = MicrobatchRunner(
+            self.device, lambda: state.division.ranks, state.exactness.update, guards, state.bucket_order.learn_again
+        )
 
     @property
     def weight(self) -> float:

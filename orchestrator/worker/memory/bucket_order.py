@@ -96,6 +96,11 @@ class BucketOrder:
         self._orders, self.is_learning = orders, bool(self._left)
         return f"{UNKNOWN}: the script made its DDP in the first step" if is_late else ""
 
+    def learn_again(self) -> None:
+        """The DDPs have forgotten their buckets, as after a step that is tried again in less memory."""
+        if self._orders is not None:
+            self._orders, self._left, self.is_learning = {}, None, True
+
 
 def _found(modules: Sequence[nn.Module]) -> Iterator[tuple[str, DistributedDataParallel]]:
     """The DDPs that build their buckets anew after their first backward, and for which it makes a difference.

@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -73,13 +73,16 @@ class GradientReduction:
     Args:
         ddps: all DDPs of the training.
         hidden: something else makes ranks wait for each other in a forward or backward (SyncBatchNorm).
+        on_reset: called when the DDPs have been put back, and lay their gradients into buckets anew.
 
     Attributes:
         communicates: the script runs collectives of its own in a step's forward or backward; known after some steps.
     """
 
-    def __init__(self, ddps: list[DistributedDataParallel], *, hidden: bool = False) -> None:
-        self._ddps, self._hidden = ddps, hidden
+    def __init__(
+        self, ddps: list[DistributedDataParallel], *, hidden: bool = False, on_reset: Callable[[], None] = lambda: None
+    ) -> None:
+        self._ddps, self._hidden, self._on_reset = ddps, hidden, on_reset
         self._plain = not hidden and (not ddps or (len(ddps) == 1 and _can_be_drained(ddps[0])))
         self._backend = _backend(ddps[0]) if ddps and self._plain else None
         self._sequence_before: int | None = None  # when this step's reduction began; None until it has
@@ -139,6 +142,7 @@ class GradientReduction:
         for ddp in self._ddps:
             ddp.reducer._reset_state()
             ddp.require_forward_param_sync = True
+        self._on_reset()
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:

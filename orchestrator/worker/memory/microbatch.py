@@ -42,6 +42,7 @@ class MicrobatchRunner:
         ranks: returns the virtual ranks that this process plays.
         report: records what is known of identical results.
         guards: None when the script runs alone.
+        on_reset: see GradientReduction.
 
     Attributes:
         parts: this step's batch, its weight and its samples, for each rank that this process plays.
@@ -58,8 +59,10 @@ class MicrobatchRunner:
         ranks: Callable[[], VirtualRanks],
         report: Callable[..., None],
         guards: StepGuards | None,
+        on_reset: Callable[[], None] = lambda: None,
     ) -> None:
         self._device, self._ranks_now, self._report, self._guard = device, ranks, report, guards
+        self._on_reset = on_reset
         self._modules: list[nn.Module] = []
         self.parts: list[tuple[Any, float, int]] = []
         self.saw_batch = self.is_used = self.has_dropout_state = self.is_sharded = False
@@ -148,7 +151,7 @@ class MicrobatchRunner:
         # A rank that fails in FSDP2's forward owes the others all-gathers and reduce-scatters of every later layer, whose number
         # and sizes PyTorch does not tell: they cannot be drained, so the next rung starts a new attempt.
         hidden = self.is_sharded or activation_checkpointing.has_sync_batchnorm(self._modules)
-        reduction = ddp_drain.GradientReduction(self.ddps, hidden=hidden)
+        reduction = ddp_drain.GradientReduction(self.ddps, hidden=hidden, on_reset=self._on_reset)
         return OomRetry(self._guard, self._device, self._modules, self._ranks_now(), reduction)
 
     @functools.cached_property

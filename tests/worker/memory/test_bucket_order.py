@@ -143,6 +143,21 @@ def test_one_that_has_reduced_before_the_first_step_is_compared(saved, said):
     assert order.learn([ddp]) == ""
 
 
+def test_buckets_that_ddp_has_forgotten_are_learned_again():
+    """A step that is tried again in less memory puts DDP back."""
+    ddp, order = wrapped(), BucketOrder(ranks=3)
+    step(ddp)
+    order.learn([ddp])
+    ddp.reducer._reset_state()
+    order.learn_again()
+    assert order.is_learning and order.saved == {}
+    ddp.reducer._rebuild_buckets()
+    (ddp.module.first.weight.sum() + ddp(torch.tensor([1, 2])).sum()).backward()
+    assert order.learn([ddp]) == "" and not order.is_learning
+    assert order.saved == {"0": [*itertools.chain(*buckets(ddp))]}
+    BucketOrder(ranks=2).learn_again()
+
+
 def test_weights_that_two_share_have_a_place_in_each():
     net = Net()
     first, second = wrapped(net), wrapped(nn.Sequential(net.first, nn.Linear(8, 1)))
