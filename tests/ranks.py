@@ -60,7 +60,7 @@ def run(
     args: dict[str, Any] | None = None,
     *,
     settings: Settings | None = None,
-    timeout_s: float = 140,  # two of them are a test's 300 s
+    timeout_s: float = 140,  # two of them are less than half of a test's 600 s
     **launched: Any,
 ) -> Attempt:
     """A program of tests/programs under ranks of torch.distributed, to its end."""
