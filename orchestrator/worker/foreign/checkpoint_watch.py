@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from kgorch.system.clock import boottime_s
 from kgorch.worker.foreign import checkpoint_copy, file_formats
 from kgorch.worker.foreign.candidates import scan
 from kgorch.worker.foreign.checkpoint_copy import ChangedMeanwhile, Described
-from kgorch.worker.foreign.checkpoint_labels import CheckpointLabels, ProgramPosition
+from kgorch.worker.foreign.checkpoint_labels import CheckpointLabels, has_left
 from kgorch.worker.foreign.claim import Claim
 
 LOOK_S, LOOK_SHARE = 1.0, 0.02
@@ -37,6 +37,22 @@ ROOM_PAUSES_S = (1.0, 2.0, 4.0, 8.0)
 
 ROOM_S = sum(ROOM_PAUSES_S)
 """Seconds after the beginning of the first try in which a further one may begin: a large copy takes minutes."""
+
+
+class ProgramPosition(NamedTuple):
+    """Where the program is, as far as its output says.
+
+    Attributes:
+        history: (Unix time in nanoseconds, step) of each look that found another step, oldest first.
+        metrics: reported last, by name.
+        measured: the step at which each of these was printed; absent where that is not known.
+        values: metrics by the step at which they were printed.
+    """
+
+    history: Sequence[tuple[int, int]]
+    metrics: Mapping[str, float]
+    measured: Mapping[str, int] = {}
+    values: Mapping[int, Mapping[str, float]] = {}
 
 
 class Taken(NamedTuple):
@@ -127,12 +143,7 @@ class CheckpointWatch:
             manifest, contents = foreign_contents.read_contents(folder, self._pattern)
             self.step, self.newest, handed = manifest.step, folder, contents.path
             own = {name: value for name, value in manifest.metrics.items() if manifest.measured.get(name) == self.step}
-            named = foreign_checkpoint.named_step(contents.path, self._pattern, None)
-            if named is not None and self.step - named in (
-                0,
-                1,
-            ):  # else names may have counted something else than the log
-                self._labels.add(self.step, folder, named, own, since_ns=0)
+            self._labels.add(self.step, folder, own, since_ns=0)
             self._earlier_files = frozenset(contents.files.values()) if contents.is_folder else frozenset()
             if contents.path in self._watched and foreign_contents.is_same(
                 self._root / contents.path, contents, manifest
@@ -305,7 +316,6 @@ class CheckpointWatch:
         found: Iterable[ForeignCandidate] = scan(self._root, self._pattern)
         self._watched = foreign_checkpoint.observe(self._watched, found, boottime_s())
         for item in self._watched.values():
-            self._labels.note_save(item.candidate.newest_ns)
             if item.candidate.problem and item.candidate.signature not in self._excluded:
                 self._skip(item.candidate, f"it {item.candidate.problem}")
 
@@ -392,14 +402,13 @@ class CheckpointWatch:
         since_ns = time.time_ns()
         self._label(position)
         logged = foreign_checkpoint.logged_at(position.history, candidate.newest_ns)
-        named = foreign_checkpoint.named_step(candidate.path, self._pattern, logged)
-        place = self._labels.saved(candidate.newest_ns, position) if named is None else named
         step = foreign_checkpoint.step_of(candidate.path, self._pattern, logged=logged, taken=self.step)
         processes = max(1, (launch.foreign or {}).get("processes", 1))
-        own = self._labels.measured(place, position, is_last=self._has_ended)
+        is_done = self._has_ended or has_left(position.history, step)
+        own = position.values.get(step, {}) if is_done else {}
         # Where it is not known at which step a metric was printed, or not yet its last value at this one, that counts as another
         # step: the checkpoint does not compete by it.
-        known = {name: at for name, at in position.measured.items() if at != step}
+        known = {name: at for name, at in position.measured.items() if is_done or at != step}
         measured = {name: known.get(name, max(self.step, 0)) for name in position.metrics}
         described = Described(step, {**position.metrics, **own}, {**measured, **dict.fromkeys(own, step)}, processes)
         try:
@@ -414,7 +423,7 @@ class CheckpointWatch:
         watched = self._watched.get(candidate.path)
         self.step, self.newest, self.seen_s = step, folder, watched.since_s if watched else taken_s
         self._handed = Handed()
-        self._labels.add(step, folder, place, own, since_ns)
+        self._labels.add(step, folder, own, since_ns)
         self.copy_s = max(self.copy_s, took_s)
         self.taken.append(Taken(candidate.path, step, size, taken_s))
         self._excluded.add(candidate.signature)
@@ -434,7 +443,7 @@ class CheckpointWatch:
 
         Not in the main thread while the program runs: a busy disk must not delay a stop.
         """
-        self._labels.update(position, is_last=self._has_ended)
+        self._labels.update(position.history, position.values, is_last=self._has_ended)
 
     def _is_unchanged(self, candidate: ForeignCandidate) -> bool:
         found = {other.path: other.signature for other in scan(self._root, self._pattern)}

@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kgorch.core.checkpoint.measured_value import Printed
 from kgorch.core.codes import EventKind
 from kgorch.core.metrics.metric_curve import Mark
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.protocol.messages import Heartbeat, Hello, JournalEntry, Message, RankProgress
 from kgorch.system.clock import boottime_s
-from kgorch.worker.foreign.checkpoint_labels import ProgramPosition
-from kgorch.worker.foreign.checkpoint_watch import CheckpointWatch
+from kgorch.worker.foreign.checkpoint_watch import CheckpointWatch, ProgramPosition
 from kgorch.worker.foreign.program_output import ProgramOutput
 from kgorch.worker.telemetry.metric_log import MetricLog
 
@@ -45,8 +43,6 @@ class ProgramStatus:
         self.metrics: dict[str, float] = {}
         self._measured: dict[str, int] = {}
         self._values: dict[int, dict[str, float]] = {}
-        self._printed: dict[str, deque[Printed]] = {}
-        self._looked_ns = 0  # when the look before this one began
         self._output = ProgramOutput(
             log, Path(launch.workdir), foreign["step"], foreign["metrics"], foreign.get("checkpoint")
         )
@@ -86,10 +82,7 @@ class ProgramStatus:
 
     def position(self) -> ProgramPosition:
         """For its checkpoints. From any thread."""
-        printed = {name: list(items) for name, items in list(self._printed.items())}
-        return ProgramPosition(
-            list(self._history), dict(self.metrics), dict(self._measured), dict(self._values), printed
-        )
+        return ProgramPosition(list(self._history), dict(self.metrics), dict(self._measured), dict(self._values))
 
     def read(self, send: Callable[[Message], None], *, is_last: bool = False) -> None:
         """Read what is new. In the main thread. Args: is_last: the program has ended."""
@@ -100,27 +93,21 @@ class ProgramStatus:
             self._take_step(reading.step, began_ns)
         self._steps_total = reading.steps_total or self._steps_total
         for name, value, step in reading.values:
-            self._take_metric(name, value, step, time.time_ns())
+            self._take_metric(name, value, step)
             self._metric_log.add(name, value, Mark(step_before if step is None else step, 0, False))
-        self._looked_ns = began_ns
         for what in reading.problems:
             send(JournalEntry(self._launch.attempt, EventKind.FOREIGN_NOTE, {"what": what}))
         if self.watch and self.watch.step != self._cut_step:  # no mean of a metric spans a saved step
             self._cut_step = self.watch.step
             self._metric_log.cut()
 
-    def _take_metric(self, name: str, value: float, step: int | None, read_ns: int) -> None:
+    def _take_metric(self, name: str, value: float, step: int | None) -> None:
         self.metrics[name] = value
         if step is None:
             self._measured.pop(name, None)
             return
         self._measured[name] = step
         self._values[step] = {**self._values.pop(step, {}), name: value}  # replaced: another thread may read the former
-        printed = self._printed.setdefault(name, deque(maxlen=HISTORY))
-        if printed and printed[-1].step == step:
-            printed[-1] = printed[-1]._replace(until_ns=read_ns, value=value)
-        else:
-            printed.append(Printed(step, self._looked_ns, read_ns, value))
         if len(self._values) > HISTORY:
             del self._values[next(iter(self._values))]
 

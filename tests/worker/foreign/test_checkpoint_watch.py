@@ -19,8 +19,7 @@ from harness import wait_until
 from kgorch.checkpoint.folder import read_manifest
 from kgorch.checkpoint.foreign_contents import CONTENTS_NAME, read_contents
 from kgorch.checkpoint.verify import verify_checkpoint
-from kgorch.core.checkpoint import foreign_checkpoint, measured_value
-from kgorch.core.checkpoint.measured_value import Printed
+from kgorch.core.checkpoint import foreign_checkpoint
 from kgorch.core.codes import EventKind
 from kgorch.errors import CheckpointBroken, KgorchError
 from kgorch.protocol.launch_spec import LaunchSpec
@@ -28,8 +27,7 @@ from kgorch.protocol.messages import JournalEntry
 from kgorch.protocol.snapshot_messages import CheckpointWritten, SaveFailure
 from kgorch.system.clock import boottime_s
 from kgorch.worker.foreign import checkpoint_copy, checkpoint_watch
-from kgorch.worker.foreign.checkpoint_labels import ProgramPosition
-from kgorch.worker.foreign.checkpoint_watch import CheckpointWatch
+from kgorch.worker.foreign.checkpoint_watch import CheckpointWatch, ProgramPosition
 from kgorch.worker.foreign.claim import Claim
 
 PATTERN = "out/checkpoint-*"
@@ -118,12 +116,10 @@ def test_a_complete_checkpoint_becomes_one_of_the_run_with_hashes_and_the_progra
 def printed(site: Site, **steps: tuple[int, float]) -> None:
     """Metrics that the program has printed: of each the step, and the value."""
     metrics, measured, values = dict(site.position.metrics), dict(site.position.measured), dict(site.position.values)
-    entries, now_ns = dict(site.position.printed), time.time_ns()
     for name, (step, value) in steps.items():
-        entries[name] = [*entries.get(name, ()), Printed(step, now_ns, now_ns, value)]
         metrics[name], measured[name] = value, step
         values[step] = {**values.get(step, {}), name: value}
-    site.position = site.position._replace(metrics=metrics, measured=measured, values=values, printed=entries)
+    site.position = site.position._replace(metrics=metrics, measured=measured, values=values)
     logged(site, *(step for step, _ in steps.values()))
 
 
@@ -297,70 +293,6 @@ def test_a_metric_of_the_checkpoint_that_was_handed_back_is_added_unless_the_pro
     third.begin(site.claims)
     third.finish(is_clean=False)
     assert competes_by(folder, "dice") == 0.9
-
-
-ONE_FILE = "out/last.pt"
-
-
-@pytest.fixture
-def fine_times(monkeypatch):
-    """Looks at the log that lie as near to each other as what these tests do."""
-    monkeypatch.setattr(measured_value, "LOOK_NS", 10_000_000)
-    monkeypatch.setattr(measured_value, "SAME_NS", 20_000_000)
-
-
-def save_over(site: Site, epoch: int) -> None:
-    """Save over the checkpoint before."""
-    path = site.root / "work" / ONE_FILE
-    path.parent.mkdir(exist_ok=True)
-    archive(path, str(epoch).encode())
-
-
-def save_number(site: Site, epoch: int) -> None:
-    site.save(f"checkpoint-{epoch}")
-
-
-@pytest.mark.parametrize("comes_after", [False, True])
-@pytest.mark.parametrize(("pattern", "save"), [(ONE_FILE, save_over), (PATTERN, save_number)])
-def test_checkpoints_of_epochs_that_count_from_0_have_their_own_metrics(site, fine_times, pattern, save, comes_after):
-    """Each had those of the next epoch: their copies are numbered from 1."""
-    watch = site.watch(pattern=pattern)
-    watch.begin(site.claims)
-    folders = []
-    for epoch, acc in enumerate([0.3, 0.9, 0.5]):
-        logged(site, epoch)
-        time.sleep(0.5)
-        if not comes_after:
-            printed(site, acc=(epoch, acc))
-        save(site, epoch)
-        if comes_after:
-            time.sleep(0.1)
-            printed(site, acc=(epoch, acc))
-        folders.append(taken(watch, epoch + 1))
-    watch.finish(is_clean=True)
-    assert [competes_by(folder, "acc") for folder in folders] == [0.3, 0.9, 0.5]
-
-
-@pytest.mark.parametrize("is_salvaged", [False, True])
-def test_a_checkpoint_without_a_number_has_no_metric_of_the_epochs_that_follow_it_in_the_next_session(
-    site, fine_times, is_salvaged
-):
-    """Its copy may have the number of one of them."""
-    watch = site.watch(pattern=ONE_FILE, step=4)
-    watch.begin(site.claims)
-    save_over(site, 4)
-    folder = taken(watch, 4)
-    if is_salvaged:
-        time.sleep(0.1)
-        save_over(site, 5)
-    killed(site, watch)
-    again = site.watch(folder, pattern=ONE_FILE)
-    again.begin(site.claims)
-    folder = again.newest
-    for step in (4, 5, 6):
-        printed(site, acc=(step, 0.9))
-    again.finish(is_clean=True)
-    assert again.newest == folder and competes_by(folder, "acc") is None
 
 
 def test_one_that_is_still_being_written_is_not_taken_before_it_rests(site):
