@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 import tqdm
@@ -263,6 +266,37 @@ def test_an_enumerate_that_begins_with_the_scripts_own_step_is_left_alone(offset
         return counted
 
     assert_exact(script, (2, 5, 6, 7, 17))
+
+
+@pytest.mark.parametrize("by_iteration", [False, True])
+def test_what_a_step_hands_to_the_next_one_goes_on_where_it_is_held_as_the_page_says(by_iteration):
+    """The hidden state of sequences that go on over several batches."""
+    page = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
+    names: dict = {}
+    exec(re.search(r"```python\n(class Carried:.*?)```", page, re.DOTALL)[1], names)
+
+    def script(session):
+        net, head, carried = nn.RNN(1, 4), nn.Linear(4, 1), names["Carried"]()
+        optimizer = torch.optim.SGD([*net.parameters(), *head.parameters()], 0.05)
+        session.track(net=net, head=head, optimizer=optimizer, carried=carried)
+
+        def batches():
+            for number in range(session.step, 20):
+                session.boundary()
+                yield torch.full((3, 2, 1), number / 20)
+
+        seen = []
+        for item in batches() if by_iteration else session.steps(session.loader(numbers(20), 1), 1):
+            x = item if by_iteration else item[0].reshape(1, 1, 1) / 20
+            output, hidden = net(x, carried.value)
+            ((head(output) - x) ** 2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            carried.value = hidden.detach()
+            seen.append(round(float(hidden.sum()), 6))
+        return seen[-3:]
+
+    assert_exact(script, (1, 7, 16))
 
 
 def test_steps_of_a_loader_without_a_length_have_none():

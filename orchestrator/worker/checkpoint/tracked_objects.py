@@ -40,7 +40,7 @@ class TrackedObjects:
             if not hasattr(thing, "state_dict"):
                 raise KgorchError(
                     f"session.track({name}=…): a {type(thing).__name__} has no state_dict()",
-                    next_step="wrap it in a class that has one",
+                    next_step="hold it in an object that has one (`Carried` in docs/guide.md)",
                 )
         self.things = things
         self._built = {path: weight.requires_grad for path, weight in self._weights()}
