@@ -57,6 +57,9 @@ class BucketOrder:
     def restore(self, modules: Sequence[nn.Module]) -> str:
         """Have each DDP build its buckets. Before the first step, on all ranks.
 
+        Args:
+            modules: the tracked ones, in the same order on all ranks and in all sessions.
+
         Returns:
             Why the order may be another one than before, in words; "" where it is the same.
         """
@@ -109,10 +112,10 @@ def _found(modules: Sequence[nn.Module]) -> Iterator[tuple[str, DistributedDataP
         Each with a name of its own: the number of its first parameter among the tracked ones.
     """
     gc.collect()  # one that the script has replaced may be left on some ranks
-    numbered, taken = ddp_drain.numbered(modules), set[str]()
+    number_of, taken = ddp_drain.numbered(modules), set[str]()
     for ddp in ddp_drain.find(modules):
         if (ddp.static_graph or not ddp.find_unused_parameters) and ddp.process_group.size() > 2:
-            key = str(min(numbered[id(weight)] for weight in ddp.module.parameters() if id(weight) in numbered))
+            key = str(min(number_of[id(weight)] for weight in ddp.module.parameters() if id(weight) in number_of))
             while key in taken:  # several share that weight
                 key += "'"
             taken.add(key)
@@ -152,7 +155,7 @@ def _has_reduced(ddp: DistributedDataParallel) -> bool:
 def _read(ddp: DistributedDataParallel) -> list[int] | None:
     """The places of its parameters among its module's, in the order of the buckets; None where PyTorch does not tell.
 
-    As of sparse gradients, or where memory runs out: it takes as much as the gradients.
+    As of sparse gradients, in a version without these names, or where memory runs out: it takes as much as the gradients.
     """
     place = {id(weight): number for number, weight in enumerate(ddp.module.parameters())}
     with contextlib.suppress(AttributeError, KeyError, RuntimeError):
@@ -165,7 +168,7 @@ def _read(ddp: DistributedDataParallel) -> list[int] | None:
 def _build(ddp: DistributedDataParallel, order: Sequence[int]) -> None:
     if _has_reduced(
         ddp
-    ):  # as in Accelerate's epochs that are done, whose batches the script takes again: it learns by itself
+    ):  # as in Accelerate's epochs that are done, of which each has a batch again: DDP has learned its order
         return
     all_weights = list(ddp.module.parameters())
     weights = [all_weights[place] for place in order]

@@ -1,13 +1,16 @@
 """The order in which DDP sums its gradients, over a resume: of real reducers, whose group is this process alone.
 
-That the sums of three ranks have the same bits is seen in tests/sessions/test_own_loops.py and by the storm.
+One test has three processes; whole runs of three ranks are in tests/sessions/test_own_loops.py.
 """
 
 from __future__ import annotations
 
 import gc
 import itertools
+import subprocess
+import sys
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -156,6 +159,19 @@ def test_buckets_that_ddp_has_forgotten_are_learned_again():
     assert order.learn([ddp]) == "" and not order.is_learning
     assert order.saved == {"0": [*itertools.chain(*buckets(ddp))]}
     BucketOrder(ranks=2).learn_again()
+
+
+def test_three_ranks_sum_as_before_and_a_hook_on_one_of_them_holds_none_up(tmp_path):
+    """A hook on rank 0 alone, as wandb.watch sets them, had the others wait for it for ever."""
+    program = Path(__file__).parents[2] / "programs" / "sums_of_three.py"
+    words = [[sys.executable, program, str(rank), tmp_path / "store"] for rank in range(3)]
+    ranks = [subprocess.Popen(word, stdout=subprocess.PIPE, text=True) for word in words]
+    said = [rank.communicate(timeout=280)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0, 0], said
+    lines = [[line for line in text.splitlines() if not line.startswith("[Gloo]")] for text in said]
+    assert [first for first, _ in lines] == ["True False ''"] * 3
+    notes = ["the script has hooks on gradients", *["not every rank can have DDP build its buckets"] * 2]
+    assert [last for _, last in lines] == [f"{{'0': [5, 4, 3, 2, 1, 0]}} {UNKNOWN}: {note}" for note in notes]
 
 
 def test_weights_that_two_share_have_a_place_in_each():
