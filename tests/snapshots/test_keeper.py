@@ -60,8 +60,8 @@ def test_a_snapshot_outlives_training_and_supervisor_and_the_next_start_takes_it
     wait_until(lambda: {process.pid for process in processes_of(kgorch.home)} <= {keeper.pid}, what="the keeper alone")
     kgorch.background("start", str(plan))
     launched = wait_until(lambda: (found := kgorch.events("launched")) and len(found) == 2 and found[-1]["facts"])
-    # it goes after 20 s: on a machine so busy that the ranks take as long to end, the snapshot is on disk by then
-    assert launched["step"] >= held and (launched["from"] == "memory" or not keeper.is_running())
+    # it writes what it holds after 20 s alone, as long as the ranks take to end on a busy machine: the disk may be as new
+    assert launched["step"] >= held and (launched["from"] == "memory" or launched["step_on_disk"] >= held)
     kgorch("stop")
 
 
