@@ -27,11 +27,8 @@ demo-remote: setup
 # tests side by side, by cores and memory (tests/conftest.py)
 JOBS ?= auto
 
-# the slow ones run, too, where others have failed: one report of an hour says it all
 test: setup
-	failed=; for part in "not slow" slow; do \
-		$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "$$part and not soak" || failed=1; \
-	done; [ ! "$$failed" ]
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not soak"
 
 # without the folders in which most tests run sessions
 FAST := admission checkpoint cli core db docs gpu plan platforms protocol storm worker workloads

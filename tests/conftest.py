@@ -47,6 +47,17 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+_LATER = 100_000
+"""Objects of modules that tests have imported, and of what libraries keep, from which on those are left out as well."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_old_garbage() -> None:
+    if len(gc.get_objects(generation=2)) > _LATER:
+        gc.collect()
+        gc.freeze()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Order the tests for several processes.
 
