@@ -125,6 +125,7 @@ MAY = {
         "kgorch.worker.telemetry",
         "kgorch.checkpoint.foreign_contents",
         "kgorch.core.checkpoint.foreign_checkpoint",
+        "kgorch.core.checkpoint.log_order",
         "kgorch.core.metrics.metric_curve",
         "kgorch.core.program_command",
         "kgorch.system.file_hash",

@@ -190,6 +190,56 @@ def test_the_best_checkpoint_is_the_one_that_was_evaluated_after_its_save(kgorch
     assert out.read_text() == "1000\n"
 
 
+LIKE_IMAGENET = """
+import json, os, sys, time
+for epoch, acc in enumerate(json.loads(sys.argv[1])):
+    said = f"Epoch: [{epoch}][1/1] Loss 0.5"
+    if sys.argv[2] == "before":
+        print(said)
+    time.sleep(1)
+    while epoch and not os.path.exists(f"copied-{epoch}"):
+        time.sleep(0.05)
+    if sys.argv[2] == "before":
+        print(f" * Acc@1 {acc}")
+    with open("checkpoint.json", "w") as file:
+        json.dump({"epoch": epoch, "acc": acc}, file)
+    if sys.argv[2] == "after":
+        time.sleep(2.5)
+        print(f"{said} * Acc@1 {acc}")
+"""
+"""In the manner of PyTorch's examples/imagenet/main.py: epochs count from 0, each is evaluated and saved over the one before."""
+
+
+@pytest.mark.parametrize("evaluates", ["before", "after"])
+def test_the_best_checkpoint_is_the_one_with_that_value_where_each_is_saved_over_the_one_before(kgorch, evaluates):
+    """The next epoch is printed at once after the save; or nothing is printed but the values, and they follow the save."""
+    accs = [3.125, 15.625, 6.25, 9.375]
+    (kgorch.folder / "main.py").write_text(LIKE_IMAGENET)
+    stage = {"entry": "main.py", "argv": [json.dumps(accs), evaluates], "launcher": "none"}
+    section = {
+        "checkpoint": "checkpoint.json",
+        "stop": {"signal": "SIGTERM", "grace": "2s"},
+        "step": {"log": r"Epoch: \[(\d+)\]"},
+        "metrics": {"acc": {"log": r"\* Acc@1 ([\d.]+)"}},
+    }
+    plan = ForeignPlan(stage, section, extra='[checkpoint]\nkeep = { last = 9, best = "acc:max" }')
+    supervisor = kgorch.background("start", str(plan.write(kgorch)), *NO_WALL)
+    step = -1
+    for epoch in range(1, len(accs)):
+        step = wait_for_checkpoint(kgorch, above=step)
+        (kgorch.folder / f"copied-{epoch}").touch()
+    assert supervisor.wait(timeout=120) == 0
+    competing = {
+        row["step"]: (row["metrics"]["acc"], json.loads(contents_of(Path(row["path"]))["checkpoint.json"])["acc"])
+        for row in kgorch.look("checkpoints", "list")
+        if row["measured"].get("acc") == row["step"]
+    }
+    assert list(competing.values()) == [(acc, acc) for acc in accs]
+    out = kgorch.folder / "best.json"
+    said = kgorch("checkpoints", "export", "test", str(out), "--best").stderr
+    assert json.loads(out.read_text()) == {"epoch": 1, "acc": 15.625} and "acc 15.625" in said
+
+
 def test_a_run_goes_on_elsewhere_from_the_newest_checkpoint_at_the_same_place(kgorch, tmp_path):
     plan = counts(1200).write(kgorch)
     kgorch("start", str(plan), "--set", "session.wall=30s", code=10)

@@ -222,21 +222,25 @@ def passings(history: Sequence[tuple[int, int]], step: int) -> list[tuple[int, i
     return kept[-MAX_PASSINGS:]
 
 
-def step_of(path: str, pattern: str, *, logged: int | None, taken: int) -> int:
-    """The step that a checkpoint stands for.
+def number_of(path: str, pattern: str, *, logged: int | None) -> int | None:
+    """The last number in the part of a checkpoint's path that a wildcard stands for, if it is a step as the log counts them.
 
-    The last number in the part of its path that a wildcard stands for; the step of the log where there is none, or where that
-    shows that names count something else. A step is larger than that of the checkpoint before, whatever the names say: it is
-    the order in which they were written.
+    None where there is none, or the log shows that names count something else. Args: logged: see `step_of`.
+    """
+    number = next(reversed(numbers_in(path, pattern)), None)
+    return None if number is not None and logged is not None and logged > SAME_COUNT * number else number
+
+
+def step_of(number: int | None, *, logged: int | None, taken: int) -> int:
+    """The step that a checkpoint stands for: the number in its name, or the step of the log where that is none.
+
+    A step is larger than that of the checkpoint before, whatever the names say: it is the order in which they were written.
 
     Args:
+        number: see `number_of`.
         logged: the newest step of the log; None where none is read.
         taken: step of the checkpoint that was taken last; -1 for none.
     """
-    numbers = numbers_in(path, pattern)
-    number = numbers[-1] if numbers else None
-    if number is not None and logged is not None and logged > SAME_COUNT * number:
-        number = None
     step = number if number is not None else logged
     # at least 1: a run that has come to step 0 has made no progress
     return max(taken + 1, 1) if step is None or step <= taken else max(step, 1)

@@ -199,7 +199,7 @@ class Agent:
             if self._requests.save.is_set():
                 self._requests.save.clear()
                 self._refuse_save()
-            time.sleep(LOOK_S)
+            self._status.rest(LOOK_S)
         return self._end_of(program, stop)
 
     def _linger(self, program: Program, since: Lingering | None) -> Lingering:

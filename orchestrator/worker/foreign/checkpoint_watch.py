@@ -6,13 +6,20 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from kgorch.checkpoint import foreign_contents
 from kgorch.core.checkpoint import foreign_checkpoint
-from kgorch.core.checkpoint.foreign_checkpoint import CompletenessRule, ForeignCandidate, Handed, Unchanged, Wholeness
+from kgorch.core.checkpoint.foreign_checkpoint import (
+    PROVEN_S,
+    CompletenessRule,
+    ForeignCandidate,
+    Handed,
+    Unchanged,
+    Wholeness,
+)
 from kgorch.core.codes import EventKind
 from kgorch.errors import UNWRITABLE, KgorchError
 from kgorch.protocol.launch_spec import LaunchSpec
@@ -22,7 +29,7 @@ from kgorch.system.clock import boottime_s
 from kgorch.worker.foreign import checkpoint_copy, file_formats
 from kgorch.worker.foreign.candidates import scan
 from kgorch.worker.foreign.checkpoint_copy import ChangedMeanwhile, Described
-from kgorch.worker.foreign.checkpoint_labels import CheckpointLabels, has_left
+from kgorch.worker.foreign.checkpoint_labels import CheckpointLabels, ProgramPosition, Saved
 from kgorch.worker.foreign.claim import Claim
 
 LOOK_S, LOOK_SHARE = 1.0, 0.02
@@ -37,22 +44,6 @@ ROOM_PAUSES_S = (1.0, 2.0, 4.0, 8.0)
 
 ROOM_S = sum(ROOM_PAUSES_S)
 """Seconds after the beginning of the first try in which a further one may begin: a large copy takes minutes."""
-
-
-class ProgramPosition(NamedTuple):
-    """Where the program is, as far as its output says.
-
-    Attributes:
-        history: (Unix time in nanoseconds, step) of each look that found another step, oldest first.
-        metrics: reported last, by name.
-        measured: the step at which each of these was printed; absent where that is not known.
-        values: metrics by the step at which they were printed.
-    """
-
-    history: Sequence[tuple[int, int]]
-    metrics: Mapping[str, float]
-    measured: Mapping[str, int] = {}
-    values: Mapping[int, Mapping[str, float]] = {}
 
 
 class Taken(NamedTuple):
@@ -108,6 +99,7 @@ class CheckpointWatch:
         self._handed = Handed()
         self._examined: dict[tuple[str, _Beside], tuple[Wholeness, str]] = {}  # by signature
         self._labels = CheckpointLabels(launch, send)
+        self._number: int | None = 0  # in the name of the newest one
         self._has_ended = False
         self._next_look_s = 0.0
         self._copying: threading.Thread | None = None
@@ -143,7 +135,9 @@ class CheckpointWatch:
             manifest, contents = foreign_contents.read_contents(folder, self._pattern)
             self.step, self.newest, handed = manifest.step, folder, contents.path
             own = {name: value for name, value in manifest.metrics.items() if manifest.measured.get(name) == self.step}
-            self._labels.add(self.step, folder, own, since_ns=0)
+            self._number = number = foreign_checkpoint.number_of(contents.path, self._pattern, logged=None)
+            if number == self.step:  # else its epochs may be counted otherwise than the log's
+                self._labels.add(folder, Saved(self.step, number, False, None, 0), own)
             self._earlier_files = frozenset(contents.files.values()) if contents.is_folder else frozenset()
             if contents.path in self._watched and foreign_contents.is_same(
                 self._root / contents.path, contents, manifest
@@ -315,7 +309,11 @@ class CheckpointWatch:
     def _observe(self) -> None:
         found: Iterable[ForeignCandidate] = scan(self._root, self._pattern)
         self._watched = foreign_checkpoint.observe(self._watched, found, boottime_s())
+        position = self._position()
         for item in self._watched.values():
+            is_written = boottime_s() - item.since_s >= PROVEN_S  # and not being written
+            if is_written and item.candidate.newest_ns > self.written_ns:
+                self._labels.note(item.candidate.newest_ns, position)
             if item.candidate.problem and item.candidate.signature not in self._excluded:
                 self._skip(item.candidate, f"it {item.candidate.problem}")
 
@@ -400,15 +398,18 @@ class CheckpointWatch:
         """Copy a checkpoint and report it. Returns the error where it could not be. Also called in a thread of its own."""
         launch, position, began_s, taken_s = self._launch, self._position(), time.monotonic(), boottime_s()
         since_ns = time.time_ns()
+        place = self._labels.note(candidate.newest_ns, position)
         self._label(position)
         logged = foreign_checkpoint.logged_at(position.history, candidate.newest_ns)
-        step = foreign_checkpoint.step_of(candidate.path, self._pattern, logged=logged, taken=self.step)
+        number = foreign_checkpoint.number_of(candidate.path, self._pattern, logged=logged)
+        step = foreign_checkpoint.step_of(number, logged=logged, taken=self.step)
         processes = max(1, (launch.foreign or {}).get("processes", 1))
-        is_done = self._has_ended or has_left(position.history, step)
-        own = position.values.get(step, {}) if is_done else {}
+        is_next = number is not None and self._number is not None and number == self._number + 1
+        saved = Saved(step, number, is_next, place, since_ns)
+        own = self._labels.measured(saved, position, is_last=self._has_ended)
         # Where it is not known at which step a metric was printed, or not yet its last value at this one, that counts as another
         # step: the checkpoint does not compete by it.
-        known = {name: at for name, at in position.measured.items() if is_done or at != step}
+        known = {name: at for name, at in position.measured.items() if at != step}
         measured = {name: known.get(name, max(self.step, 0)) for name in position.metrics}
         described = Described(step, {**position.metrics, **own}, {**measured, **dict.fromkeys(own, step)}, processes)
         try:
@@ -423,7 +424,8 @@ class CheckpointWatch:
         watched = self._watched.get(candidate.path)
         self.step, self.newest, self.seen_s = step, folder, watched.since_s if watched else taken_s
         self._handed = Handed()
-        self._labels.add(step, folder, own, since_ns)
+        self._labels.add(folder, saved, own)
+        self._number = number
         self.copy_s = max(self.copy_s, took_s)
         self.taken.append(Taken(candidate.path, step, size, taken_s))
         self._excluded.add(candidate.signature)
@@ -443,7 +445,7 @@ class CheckpointWatch:
 
         Not in the main thread while the program runs: a busy disk must not delay a stop.
         """
-        self._labels.update(position.history, position.values, is_last=self._has_ended)
+        self._labels.update(position, is_last=self._has_ended)
 
     def _is_unchanged(self, candidate: ForeignCandidate) -> bool:
         found = {other.path: other.signature for other in scan(self._root, self._pattern)}

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from kgorch import untrusted_io
 from kgorch.core.checkpoint import foreign_checkpoint
+from kgorch.core.checkpoint.log_order import LogLine
 from kgorch.protocol.messages import is_metric
 from kgorch.protocol.values import MAX_NUMBER
 from kgorch.worker.foreign.candidates import expand
@@ -47,12 +48,14 @@ class Reading(NamedTuple):
         values: metrics, in the order in which they were printed: (name, value, step that was known by then; None where none
             was, or where that was the step of a checkpoint, which the program has left since).
         problems: what cannot be read, a sentence each; each is reported once.
+        lines: of the log, those in which a step or a metric was read, oldest first.
     """
 
     step: int | None
     steps_total: int | None
     values: list[tuple[str, float, int | None]]
     problems: list[str]
+    lines: list[LogLine]
 
 
 class ProgramOutput:
@@ -90,15 +93,21 @@ class ProgramOutput:
         """What is new since the last look. In the main thread. Args: is_last: a line without an end counts, too."""
         reading: list[tuple[str, float, int | None]] = []
         problems: list[str] = []
+        lines: list[LogLine] = []
         for line in self._log.lines(is_last=is_last):
             if line.strip():
                 self.last_lines = [*self.last_lines[-19:], line]
-            self._match(line, reading, problems)
+            count = len(reading)
+            if self._match(line, reading, problems):
+                names = frozenset(name for name, _, _ in reading[count:])
+                lines.append(LogLine(self._log.end, self._step, names, time.time_ns()))
         for name, source in self._files.items():
             self._read_file(name, source, reading, problems)
-        return Reading(self._step, self._total, reading, problems)
+        return Reading(self._step, self._total, reading, problems, lines)
 
-    def _match(self, line: str, values: list[tuple[str, float, int | None]], problems: list[str]) -> None:
+    def _match(self, line: str, values: list[tuple[str, float, int | None]], problems: list[str]) -> bool:
+        """Whether a number was read."""
+        is_read = False
         for name, pattern in list(self._patterns.items()):
             try:
                 with _time_limit(MATCH_S):
@@ -114,10 +123,12 @@ class ProgramOutput:
                 continue
             if match is None or (number := _number(match[1])) is None:
                 continue
+            is_read = True
             if name:
                 self._take(name, number, values)
             elif self._take_step(number) and pattern.groups > 1 and (total := _number(match[2])) is not None:
                 self._total = int(total) if 0 < total < MAX_NUMBER else None
+        return is_read
 
     def _read_file(
         self, name: str, source: Mapping[str, Any], values: list[tuple[str, float, int | None]], problems: list[str]
@@ -169,11 +180,15 @@ class ProgramOutput:
 
 
 class LogTail:
-    """The new lines of a file that grows, and whose beginning may be cut off (launch/log_rotation.py)."""
+    """The new lines of a file that grows, and whose beginning may be cut off (launch/log_rotation.py).
+
+    Attributes:
+        end: bytes of the file up to the end of the line that was read last, without what ends it.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path, self._rest = path, b""
-        self._at = path.stat().st_size if path.exists() else 0
+        self._at = self.end = path.stat().st_size if path.exists() else 0
         self._is_cut = False  # the rest of an overlong line is skipped
 
     def lines(self, *, is_last: bool = False) -> Iterator[str]:
@@ -187,13 +202,16 @@ class LogTail:
                 content = os.pread(file.fileno(), LOOK_BYTES, self._at)
         except OSError:
             return
+        begin = self._at - len(self._rest)
         self._at += len(content)
         *lines, rest = re.split(rb"[\r\n]", self._rest + content)
         for line in lines:
+            self.end = begin + len(line)
+            begin = self.end + 1
             if not self._is_cut:
                 yield line[:LINE_BYTES].decode(errors="replace")
             self._is_cut = False
-        self._rest = rest
+        self._rest, self.end = rest, self._at
         if len(rest) > LINE_BYTES:
             if not self._is_cut:
                 yield rest[:LINE_BYTES].decode(errors="replace")

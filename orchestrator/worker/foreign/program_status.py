@@ -9,17 +9,23 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from kgorch.core.checkpoint.log_order import LogLine, LogOrder
 from kgorch.core.codes import EventKind
 from kgorch.core.metrics.metric_curve import Mark
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.protocol.messages import Heartbeat, Hello, JournalEntry, Message, RankProgress
 from kgorch.system.clock import boottime_s
-from kgorch.worker.foreign.checkpoint_watch import CheckpointWatch, ProgramPosition
+from kgorch.worker.foreign.checkpoint_labels import ProgramPosition
+from kgorch.worker.foreign.checkpoint_watch import CheckpointWatch
+from kgorch.worker.foreign.log_length import LogLengths
 from kgorch.worker.foreign.program_output import ProgramOutput
 from kgorch.worker.telemetry.metric_log import MetricLog
 
 HISTORY = 1000
 """Steps whose times and metrics are remembered, to tell which one a checkpoint was written at, and what was measured there."""
+
+MAX_LINES = 10_000
+"""Of the log, with steps and metrics, whose places in it are remembered."""
 
 RECENT = 0.2
 """Weight of the newest time of a step in the usual one."""
@@ -46,6 +52,10 @@ class ProgramStatus:
         self._output = ProgramOutput(
             log, Path(launch.workdir), foreign["step"], foreign["metrics"], foreign.get("checkpoint")
         )
+        self._lengths = LogLengths(log)
+        self._lines: deque[LogLine] = deque(maxlen=MAX_LINES)
+        self._is_cut = False
+        self._log_metrics = frozenset(name for name, source in foreign["metrics"].items() if source["log"])
         self._metric_log = MetricLog(launch)
         self._history: deque[tuple[int, int]] = deque(maxlen=HISTORY)
         self._steps_total = 0
@@ -82,7 +92,22 @@ class ProgramStatus:
 
     def position(self) -> ProgramPosition:
         """For its checkpoints. From any thread."""
-        return ProgramPosition(list(self._history), dict(self.metrics), dict(self._measured), dict(self._values))
+        is_in_log = bool(self._foreign["step"] and self._foreign["step"]["log"])
+        order = LogOrder(self._lengths.found(), list(self._lines), self._is_cut, self._log_metrics)
+        return ProgramPosition(
+            list(self._history),
+            dict(self.metrics),
+            dict(self._measured),
+            dict(self._values),
+            order if is_in_log else LogOrder(),
+        )
+
+    def rest(self, seconds: float) -> None:
+        """Wait, and see meanwhile how long the log is."""
+        if self.watch and self._foreign["metrics"]:
+            self._lengths.watch(seconds)
+        else:
+            time.sleep(seconds)
 
     def read(self, send: Callable[[Message], None], *, is_last: bool = False) -> None:
         """Read what is new. In the main thread. Args: is_last: the program has ended."""
@@ -91,6 +116,8 @@ class ProgramStatus:
         reading = self._output.read(is_last=is_last)
         if reading.step is not None and reading.step != self.step:
             self._take_step(reading.step, began_ns)
+        for line in reading.lines:
+            self._take_line(line)
         self._steps_total = reading.steps_total or self._steps_total
         for name, value, step in reading.values:
             self._take_metric(name, value, step)
@@ -100,6 +127,16 @@ class ProgramStatus:
         if self.watch and self.watch.step != self._cut_step:  # no mean of a metric spans a saved step
             self._cut_step = self.watch.step
             self._metric_log.cut()
+
+    def _take_line(self, line: LogLine) -> None:
+        newest = self._lines[-1] if self._lines else None
+        if newest and line.end < newest.end:  # the beginning of the log was cut off
+            self._lines.clear()
+            self._is_cut = True
+        line = line._replace(at_ns=self._lengths.since(line.end) or line.at_ns)
+        if line.metrics or newest is None or line.step != newest.step:
+            self._is_cut |= len(self._lines) == MAX_LINES
+            self._lines.append(line)
 
     def _take_metric(self, name: str, value: float, step: int | None) -> None:
         self.metrics[name] = value

@@ -93,7 +93,7 @@ def test_what_was_taken_what_is_another_runs_and_what_cannot_be_copied_does_not_
     ],
 )
 def test_a_checkpoint_stands_for_the_step_of_its_name_or_of_the_log(path, pattern, logged, taken, step):
-    assert rules.step_of(path, pattern, logged=logged, taken=taken) == step
+    assert rules.step_of(rules.number_of(path, pattern, logged=logged), logged=logged, taken=taken) == step
 
 
 @pytest.mark.parametrize(

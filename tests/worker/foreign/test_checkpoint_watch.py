@@ -20,6 +20,7 @@ from kgorch.checkpoint.folder import read_manifest
 from kgorch.checkpoint.foreign_contents import CONTENTS_NAME, read_contents
 from kgorch.checkpoint.verify import verify_checkpoint
 from kgorch.core.checkpoint import foreign_checkpoint
+from kgorch.core.checkpoint.log_order import LogLength, LogLine, LogOrder
 from kgorch.core.codes import EventKind
 from kgorch.errors import CheckpointBroken, KgorchError
 from kgorch.protocol.launch_spec import LaunchSpec
@@ -27,7 +28,8 @@ from kgorch.protocol.messages import JournalEntry
 from kgorch.protocol.snapshot_messages import CheckpointWritten, SaveFailure
 from kgorch.system.clock import boottime_s
 from kgorch.worker.foreign import checkpoint_copy, checkpoint_watch
-from kgorch.worker.foreign.checkpoint_watch import CheckpointWatch, ProgramPosition
+from kgorch.worker.foreign.checkpoint_labels import ProgramPosition
+from kgorch.worker.foreign.checkpoint_watch import CheckpointWatch
 from kgorch.worker.foreign.claim import Claim
 
 PATTERN = "out/checkpoint-*"
@@ -266,6 +268,47 @@ def test_a_metric_that_is_printed_again_and_again_at_a_step_counts_with_its_last
     site.save("checkpoint-1200")
     watch.finish(is_clean=True)
     assert competes_by(watch.newest, "dice") == 0.7, "nothing follows"
+
+
+@pytest.mark.parametrize(("name", "log"), [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_epochs_may_be_counted_from_0_or_1_in_names_and_in_the_log(site, name, log):
+    """Each begins with a line, is measured, and is saved; the next one begins before the copy."""
+    watch = site.watch()
+    watch.begin(site.claims)
+    lengths, lines, copies = [LogLength(0, 0, 0)], [], []
+    for epoch in range(3):
+        value, began_ns = 0.5 + epoch / 10, time.time_ns()
+        lines += [LogLine(20 * epoch + 10, epoch + log, frozenset(), began_ns)]
+        lines += [LogLine(20 * epoch + 20, epoch + log, frozenset({"dice"}), began_ns)]
+        lengths.append(LogLength(20 * epoch + 20, began_ns, began_ns + 10**8))
+        printed(site, dice=(epoch + log, value))
+        folder = site.save(f"checkpoint-{epoch + name}")
+        for path in [*folder.rglob("*"), folder]:
+            os.utime(path, ns=(began_ns + 10**7, began_ns + 10**7))
+        logged(site, epoch + log + 1)
+        site.position = site.position._replace(order=LogOrder(lengths, lines, metrics=frozenset({"dice"})))
+        before = watch.step
+        wait_until(lambda before=before: watch.look(now=True) or watch.step > before, within_s=20)
+        watch.look(now=True)
+        copies.append(watch.newest)
+    watch.finish(is_clean=True)
+    assert [competes_by(folder, "dice") for folder in copies] == [0.5, 0.6, 0.7]
+
+
+def test_a_disk_that_fails_where_copies_lie_loses_no_label(site, monkeypatch):
+    watch = site.watch()
+    watch.begin(site.claims)
+    site.save("checkpoint-1")
+    folder = taken(watch, 1)
+    printed(site, dice=(1, 0.9), loss=(2, 0.5))
+    failing = Path.stat
+    monkeypatch.setattr(Path, "stat", lambda path, **how: _fail() if path == folder else failing(path, **how))
+    watch._label(site.position)
+    assert competes_by(folder, "dice") == 0.9
+
+
+def _fail():
+    raise OSError(errno.EIO, "Input/output error")
 
 
 def test_a_checkpoint_does_not_compete_by_a_metric_whose_step_is_not_known(site):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from kgorch.core.checkpoint import foreign_checkpoint
 from kgorch.core.metrics import metric_curve
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.worker.foreign import program_output
+from kgorch.worker.foreign.checkpoint_watch import CheckpointWatch
 from kgorch.worker.foreign.program_output import LogTail, ProgramOutput
 from kgorch.worker.foreign.program_status import ProgramStatus
 
@@ -72,6 +74,44 @@ def test_a_flood_is_skipped_and_a_log_whose_beginning_was_cut_off_is_read_on(log
     assert 0 < len(list(tail.lines())) <= program_output.LOOK_BYTES // 5 + 1
     log.write_text("new\nlines\n")
     assert list(tail.lines()) == ["new", "lines"]
+
+
+def test_where_each_line_ends_is_known_without_what_ends_it(log):
+    """A progress bar ends a line as it begins the next one."""
+    append(log, "before\n")
+    tail, texts = LogTail(log), ["\repoch 1", "\repoch 2 dice 0.5", "\n" + "x" * 5000, "y" * 9 + "\nlast"]
+    found = []
+    for text in texts:
+        append(log, text)
+        found += [(line[:7], tail.end) for line in tail.lines()]
+    found += [(line[:7], tail.end) for line in tail.lines(is_last=True)]
+    ends = [7, 15, 32, 33 + 5000, 33 + 5000 + 9 + 1 + 4]
+    assert found == list(zip(["", "epoch 1", "epoch 2", "x" * 7, "last"], ends, strict=True))
+
+
+def test_the_order_of_what_a_program_prints_and_saves_is_known_from_looks_at_its_log(log, tmp_path):
+    launch = launch_in(tmp_path)
+    foreign = {"step": in_log(r"epoch (\d+)"), "metrics": {"dice": in_log(r"dice ([\d.]+)")}, "lead_s": 0.0}
+    status = ProgramStatus(launch, foreign, log)
+    status.watch = CheckpointWatch(
+        replace(launch, foreign=foreign | {"incomplete": [], "settled_s": 1}), "*", print, status.position
+    )
+    saves = []
+    for epoch in range(2):
+        append(log, f"epoch {epoch}\n")
+        status.rest(0.15)
+        append(log, f"dice 0.{epoch}\n")
+        saves.append(time.time_ns())
+        append(log, "later\n")
+        status.rest(0.15)
+        status.read(lambda _: None)
+    status.rest(0.1)
+    order = status.position().order
+    places = [order.place_of(saved_ns) for saved_ns in saves]
+    assert [place.since.step for place in places] == [0, 1]
+    assert all(line.metrics == {"dice"} for place in places for line in place.beside)
+    assert [line.step for line in order.after(places[0])][-2:] == [1, 1]
+    assert ProgramStatus(launch, foreign | {"step": in_file("*.json", "step")}, log).position().order.lines == ()
 
 
 def test_an_expression_that_backtracks_is_interrupted_and_then_not_used_any_more(log, tmp_path, monkeypatch):
