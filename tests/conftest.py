@@ -76,8 +76,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     places = [(number / len(kind), tests) for kind in kinds for number, tests in enumerate(kind)]
     ordered = [item for _, tests in sorted(places, key=lambda place: place[0]) for item in tests]
 
-    longest = sorted((item for item in ordered if limit_s(item) >= LONG_S), key=limit_s, reverse=True)
-    others = [item for item in ordered if limit_s(item) < LONG_S]
+    longest = sorted(filter(is_long, ordered), key=limit_s, reverse=True)
+    others = [item for item in ordered if not is_long(item)]
     processes: int = config.workerinput["workercount"]
     items.clear()
     for number in range(processes):
@@ -85,6 +85,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         size = (len(ordered) - len(items)) // (processes - number)
         items += [*block, *others[: size - len(block)]]
         del others[: size - len(block)]
+
+
+def is_long(item: pytest.Item) -> bool:
+    """Whether it takes minutes on a busy machine."""
+    return item.get_closest_marker("slow") is not None or limit_s(item) >= LONG_S
 
 
 def limit_s(item: pytest.Item) -> float:
