@@ -117,7 +117,7 @@ def available_at(quota: Quota, uses: Sequence[Usage], now: datetime, *, needed_s
             back_s = before_s + (before - goal_s) / slope if slope else at_s
             return now + timedelta(seconds=min(at_s, back_s) + _ROUNDING_S)
         before_s, before = at_s, used
-    return now + timedelta(seconds=quota.window.length_s)
+    return now + timedelta(seconds=quota.window.length_s + _ROUNDING_S)
 
 
 def _rolling_usage(

@@ -318,6 +318,14 @@ def test_no_hours_are_left_when_the_wall_comes(history, resets, hours, rate):
     assert left_s(held, [*uses, *cut], then) <= 1.0 or held.window.window_at(then)[0] == then
 
 
+def test_a_correction_of_this_instant_is_out_of_the_window_when_all_of_the_quota_is_said_to_be_there():
+    now = datetime(2026, 10, 25, 12, tzinfo=UTC)
+    held = quota(0.25, "rolling 2d")
+    uses = [Usage(now - timedelta(seconds=2), 1.2959717239809834, 0.6479858619904917), Usage(now, 0.0, 1.0)]
+    found = available_at(held, uses, now, needed_s=900.0)
+    assert left_s(held, uses, found) == 900.0 and found - now < timedelta(days=2, seconds=1)
+
+
 @given(histories(), RESETS, st.floats(0.1, 30), st.floats(0, 2 * HOUR))
 def test_what_is_needed_is_there_when_it_is_said_to_be(history, resets, hours, needed):
     now, uses = history
