@@ -12,7 +12,7 @@ LOOK_S = 0.05
 """Seconds between two looks: some 0.1 ms of CPU time each."""
 
 MAX_LENGTHS = 5000
-"""That are remembered: those of 100 s, of a program that prints at each look."""
+"""That are remembered: those of 250 s, of a program that prints at each look."""
 
 
 class LogLengths:
