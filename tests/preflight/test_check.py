@@ -153,7 +153,7 @@ def test_a_check_that_is_told_to_end_leaves_nothing_behind(kgorch):
     checking.send_signal(signal.SIGTERM)
     assert checking.wait(30) == 128 + signal.SIGTERM
     assert not list(kgorch.home.glob(".check-*"))
-    wait_until(lambda: not processes_of(kgorch.home), within_s=10)
+    wait_until(lambda: not processes_of(kgorch.home))
 
 
 def test_what_was_killed_for_want_of_memory_is_not_tried_again_and_does_not_fit(tmp_path, monkeypatch):

@@ -99,7 +99,6 @@ def test_at_its_limit_nothing_of_a_session_stays_alive(place, tmp_path):
     # the process that wrote the end may live for a moment; ended, it has no words
     wait_until(
         lambda: not [one for one in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(one.info["cmdline"])],
-        within_s=10,
     )
 
 

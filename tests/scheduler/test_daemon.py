@@ -396,8 +396,8 @@ def test_a_daemon_that_stops_leaves_alone_what_another_begins_meanwhile(kgorch, 
 
     monkeypatch.setattr(control_socket, "ask", saves_and_goes_on_under_the_other)
     began_s = time.monotonic()
-    Daemon(engine, kgorch.home, stop_timeout_s=5.0)._stop_sessions()
-    assert time.monotonic() - began_s < 4 and new.poll() is None
+    Daemon(engine, kgorch.home, stop_timeout_s=60.0)._stop_sessions()
+    assert time.monotonic() - began_s < 30 and new.poll() is None
 
 
 def test_a_daemon_that_stops_while_the_database_is_held_still_has_its_sessions_saved(kgorch, sleepers, monkeypatch):

@@ -127,14 +127,14 @@ def test_a_target_that_is_not_there_or_hangs_holds_up_neither_who_tells_nor_the_
         made = telling(urls=[slow.url, dead, hook.url])
         began_s = time.monotonic()
         made.tell(FINISHED)
-        assert time.monotonic() - began_s < 5.0
+        assert time.monotonic() - began_s < 15.0
         wait_until(lambda: hook.got)
         wait_until(lambda: not made._note.empty())
         assert made._note.get()[1]["failing"] == {dead: "Connection refused"}
         assert made.is_busy, "the slow one still waits for its answer"
         began_s = time.monotonic()
         made.stop()
-        assert time.monotonic() - began_s < 10.0
+        assert time.monotonic() - began_s < 15.0
 
 
 @pytest.mark.parametrize("is_command", [True, False])

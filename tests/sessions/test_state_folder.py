@@ -31,7 +31,7 @@ def test_a_deleted_lock_lets_no_second_supervisor_in(kgorch):
         said = kgorch("start", "plan.toml").stdout
         assert f"test is live: pid {supervisor.pid}" in said, said
         assert len(shims(kgorch)) == 1
-        wait_until(lambda: is_locked(locks[0]), within_s=10)
+        wait_until(lambda: is_locked(locks[0]))
     kgorch("stop")
     assert supervisor.wait(timeout=60) == 10
     wait_until(lambda: not processes_of(kgorch.home), within_s=20)

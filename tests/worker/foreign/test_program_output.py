@@ -120,7 +120,7 @@ def test_an_expression_that_backtracks_is_interrupted_and_then_not_used_any_more
     append(log, ("a" * 40 + "! loss 7\n") * 3)
     began_s = time.monotonic()
     reading = output.read()
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < 60, "without an end it takes hours"
     assert [value[1] for value in reading.values] == [7.0, 7.0, 7.0]
     [problem] = reading.problems
     assert "took longer than 0.05 s on 3 lines" in problem and "(a+)+$" in problem
