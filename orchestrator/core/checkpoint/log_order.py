@@ -12,20 +12,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 MTIME_NS = 10_000_000
-"""Nanoseconds by which the time of a file may be behind: Linux gives it the time of the last clock tick."""
+"""Nanoseconds by which the time of a file may be behind: that of the last clock tick, of which Linux has 100 a second or more."""
 
 AT_ONCE, LONG = 0.1, 0.67
-"""Of the time from a value to the next one: a shorter part from a value to a save, and it was printed at once before it; a longer
-one, and a training lies between them."""
+"""Time from a value to the save after it, as a part of that from the value before to this one. Below the first, the value was
+printed at once before the save; above the second, a training lies between them."""
 
 SAME_NS = 2_000_000_000
-"""Files that are written within such a time are one save, as the last one and the best one."""
+"""Nanoseconds within which files that are written are one save: the last checkpoint and the best one."""
 
 MAX_SAVES = 1000
+"""That are remembered."""
 
 
 class LogLength(NamedTuple):
-    """Bytes of a log that looks found. Args: first_ns: end of the first such look; last_ns: begin of the last one (Unix time)."""
+    """A length of a log, and when looks have found it.
+
+    Attributes:
+        bytes: the length.
+        first_ns, last_ns: end of the first look that found it, begin of the last one; Unix time.
+    """
 
     bytes: int
     first_ns: int
@@ -48,7 +54,7 @@ class LogLine(NamedTuple):
     at_ns: int
 
 
-class Place(NamedTuple):
+class LogPlace(NamedTuple):
     """Where in a log a save was.
 
     Attributes:
@@ -79,7 +85,7 @@ class LogOrder(NamedTuple):
     is_cut: bool = False
     metrics: frozenset[str] = frozenset()
 
-    def place_of(self, saved_ns: int) -> Place | None:
+    def place_of(self, saved_ns: int) -> LogPlace | None:
         """Where a save was; None where that is not known."""
         begin = next((length.bytes for length in reversed(self.lengths) if length.first_ns <= saved_ns), None)
         if begin is None:
@@ -94,9 +100,9 @@ class LogOrder(NamedTuple):
             if since and line.step != since.step:
                 break
             since = line
-        return Place(saved_ns, begin, max([begin, *(line.end for line in beside)]), beside, since)
+        return LogPlace(saved_ns, begin, max([begin, *(line.end for line in beside)]), beside, since)
 
-    def after(self, place: Place) -> Sequence[LogLine]:
+    def after(self, place: LogPlace) -> Sequence[LogLine]:
         """The lines that were not there before a save; none where they are not known."""
         lines = [line for line in self.lines if line.end > place.begin]
         return [] if self.is_cut and len(lines) == len(self.lines) else lines
@@ -110,11 +116,11 @@ class SaveOrder:
     """
 
     def __init__(self) -> None:
-        self._saves: deque[Place] = deque(maxlen=MAX_SAVES)
+        self._saves: deque[LogPlace] = deque(maxlen=MAX_SAVES)
         self._follows: dict[str, bool] = {}
         self._is_first: set[str] = set()  # the first save came before the first value of it
 
-    def note(self, saved_ns: int, order: LogOrder) -> Place | None:
+    def note(self, saved_ns: int, order: LogOrder) -> LogPlace | None:
         """A checkpoint was saved at that Unix time in nanoseconds. Returns: where; None where that is not known."""
         if known := next((other for other in reversed(self._saves) if other.at_ns == saved_ns), None):
             return known
@@ -128,7 +134,7 @@ class SaveOrder:
             self._compare(metric, place, order)
         return place
 
-    def _compare(self, metric: str, place: Place, order: LogOrder) -> None:
+    def _compare(self, metric: str, place: LogPlace, order: LogOrder) -> None:
         """See whether a value was printed at once before a save, or a training lies between."""
         follows = self.follows(metric, order)
         values = [line for line in order.lines if metric in line.metrics and line.end <= place.end]
@@ -153,7 +159,7 @@ class SaveOrder:
         return self._follows[metric]
 
     def step_of(
-        self, place: Place, metric: str, order: LogOrder, values: Mapping[int, Mapping[str, float]]
+        self, place: LogPlace, metric: str, order: LogOrder, values: Mapping[int, Mapping[str, float]]
     ) -> int | None:
         """The step at which a metric's values are those of a save; None for none, or not yet. Args: values: by step."""
         at_once = {line.step for line in place.beside if metric in line.metrics}
@@ -173,5 +179,5 @@ class SaveOrder:
         later = (other for other in self._saves if other.at_ns > place.at_ns + SAME_NS)
         return None if any(other.begin < following.end for other in later) else following.step  # a value is of one save
 
-    def _before(self, place: Place) -> Iterator[Place]:
+    def _before(self, place: LogPlace) -> Iterator[LogPlace]:
         return (other for other in self._saves if other.at_ns < place.at_ns - SAME_NS)

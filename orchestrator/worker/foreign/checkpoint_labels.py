@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kgorch.checkpoint.folder import read_manifest, write_manifest
-from kgorch.core.checkpoint.log_order import LogOrder, Place, SaveOrder
+from kgorch.core.checkpoint.log_order import LogOrder, LogPlace, SaveOrder
 from kgorch.errors import CheckpointBroken, CheckpointUnreadable
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.protocol.messages import Message
@@ -55,7 +55,7 @@ class Saved(NamedTuple):
     step: int
     number: int | None
     is_next: bool
-    place: Place | None
+    place: LogPlace | None
     since_ns: int
 
 
@@ -78,7 +78,7 @@ class CheckpointLabels:
         self._saves = SaveOrder()
         self._names_are_ahead = False
 
-    def note(self, saved_ns: int, position: ProgramPosition) -> Place | None:
+    def note(self, saved_ns: int, position: ProgramPosition) -> LogPlace | None:
         """A checkpoint was saved at that Unix time in nanoseconds; before `update`, for it may tell of earlier ones.
 
         Returns: where in the log; None where that is not known.
@@ -146,8 +146,9 @@ class CheckpointLabels:
                 self._copies[step] = copy._replace(measured=measured)
 
     def _has_gone_back(self, copy: _Copy, measured: Mapping[str, float], position: ProgramPosition) -> bool:
-        """Whether the program has come to steps again since a copy that it had come to before."""
-        own = min(self._own_step(copy.saved, name, position) or 0 for name in measured)
+        """Whether the program has come to the steps of a copy's metrics, or to earlier ones, once more since."""
+        steps = (self._own_step(copy.saved, name, position) for name in measured)
+        own = min((step for step in steps if step is not None), default=0)
         history = position.history
         return any(
             at_ns > copy.saved.since_ns and (logged < own or (logged == own and before > own + 1))

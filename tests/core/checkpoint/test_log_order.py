@@ -123,6 +123,13 @@ ORDERS = (
 )
 
 
+def three_epochs(order) -> Program:
+    program = Program()
+    for epoch in range(3):
+        order(program, epoch, 1, 9)
+    return program
+
+
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(
     ("evaluation_s", "training_s"), [(0.2, 10), (7.3, 60), (300.4, 3600), (1.1, 5.7), (90, 20), (0.5, 1.1), (0.3, 0.4)]
@@ -229,9 +236,7 @@ def test_a_save_is_between_two_steps_that_are_printed_of_which_the_second_has_it
 
 
 def test_an_order_that_is_not_known_is_told():
-    program = Program()
-    for epoch in range(3):
-        begins_values_saves(program, epoch, 1, 9)
+    program = three_epochs(begins_values_saves)
     saved_ns = next(iter(program.saves))
     order = program.order(program.now_ns)
     assert order.place_of(saved_ns).since.step == 0
@@ -244,9 +249,7 @@ def test_an_order_that_is_not_known_is_told():
 
 
 def test_of_a_place_before_what_is_remembered_nothing_follows():
-    program = Program()
-    for epoch in range(3):
-        saves_then_values(program, epoch, 1, 9)
+    program = three_epochs(saves_then_values)
     first_ns = next(iter(program.saves))
     order = program.order(program.now_ns)
     place = order.place_of(first_ns)

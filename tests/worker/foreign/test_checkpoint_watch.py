@@ -295,6 +295,19 @@ def test_epochs_may_be_counted_from_0_or_1_in_names_and_in_the_log(site, name, l
     assert [competes_by(folder, "dice") for folder in copies] == [0.5, 0.6, 0.7]
 
 
+def test_a_value_at_the_same_step_of_a_second_training_is_not_that_of_a_checkpoint_of_the_first(site):
+    """A program that trains one fold after another."""
+    watch = site.watch()
+    watch.begin(site.claims)
+    site.save("checkpoint-1")
+    folder = taken(watch, 1)
+    logged(site, 1, 2, 3)
+    printed(site, dice=(1, 0.9))
+    logged(site, 2)
+    watch.finish(is_clean=True)
+    assert competes_by(folder, "dice") is None
+
+
 def test_a_disk_that_fails_where_copies_lie_loses_no_label(site, monkeypatch):
     watch = site.watch()
     watch.begin(site.claims)
