@@ -20,6 +20,7 @@ from wandb_server import serving
 from kgorch.core.metrics import metric_curve
 from kgorch.core.metrics.metric_curve import Record, Value
 from kgorch.db import curves, runs, samples, sessions
+from kgorch.db.engine import open_database
 from kgorch.db.tables import Run, SessionRow
 from kgorch.plan import TrackSection, parse
 from kgorch.services import trackers
@@ -511,7 +512,15 @@ def test_a_run_whose_plan_names_no_tracker_is_sent_on_request(kgorch):
     pytest.importorskip("tensorboard")
     kgorch("start", str(kgorch.plan(args={"epochs": 1})))
     assert "names no trackers" in kgorch("track", code=2).stderr
+    database = open_database(kgorch.home)
+    [info] = runs.all_runs(database)
+    session = sessions.newest_of_runs(database, [info.id])[info.id]
+    failing = {"failing": {"tensorboard": "full", "wandb": "no network"}, "sent": {}, "urls": {}}
+    sessions.add_event(database, info.id, "tracking_failed", failing, session.id)
+    assert [line.partition(" ")[0] for line in kgorch.status()["notices"]] == ["tensorboard", "wandb"]
     [sent] = json.loads(kgorch("track", "--to", "tensorboard", "--json").stdout)
     assert sent["why"] is None and sent["sent"]["train"] > 0
     assert tensorboard_steps(Path(sent["url"]))["train/loss"]
     assert set(sent) == set(json.loads((Path(__file__).parents[1] / "promises" / "track.json").read_text())[0])
+    [notice] = kgorch.status()["notices"]
+    assert notice.startswith("wandb is not sent the metrics: no network"), "what was sent is not told any more"

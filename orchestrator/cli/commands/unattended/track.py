@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from kgorch.cli.display import render
 from kgorch.cli.lookup import find_run, open_state
 from kgorch.cli.options import run_argument
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from kgorch.db.rows import RunInfo
 
 
 @click.command("track")
@@ -44,6 +51,7 @@ def command(run: str | None, names: tuple[str, ...], as_json: bool) -> int:
         )
     trackers.check(section)
     results = trackers.send_now(info, section)
+    _note_sent(engine, info, {item.name for item in results if item.why is None})
     if as_json:
         render.as_json(
             [{"tracker": item.name, "sent": item.sent, "url": item.url or None, "why": item.why} for item in results]
@@ -53,3 +61,18 @@ def command(run: str | None, names: tuple[str, ...], as_json: bool) -> int:
             steps = ", ".join(f"{stage} {step}" for stage, step in item.sent.items()) or "nothing yet"
             render.echo(f"{item.name}: {item.why or f'up to {steps}'}" + (f"  {item.url}" if item.url else ""))
     return int(ExitCode.MISTAKE if any(item.why for item in results) else ExitCode.DONE)
+
+
+def _note_sent(engine: Engine, run: RunInfo, names: set[str]) -> None:
+    """Trackers that the newest session could not send, and that have everything now, are no longer failing."""
+    from kgorch.core.codes import EventKind
+    from kgorch.db import sessions
+
+    session = sessions.newest_of_runs(engine, [run.id]).get(run.id)
+    kinds = (EventKind.TRACKED, EventKind.TRACKING_FAILED)
+    event = session and sessions.newest_event(engine, run.id, kinds, session_id=session.id)
+    failing = event.facts.get("failing", {}) if event else {}
+    left = {name: why for name, why in failing.items() if name not in names}
+    if session and event and left != failing:
+        kind = EventKind.TRACKING_FAILED if left else EventKind.TRACKED
+        sessions.add_event(engine, run.id, kind, {**event.facts, "failing": left}, session.id)
