@@ -31,6 +31,7 @@ RANKS = {
     "kgorch.checkpoint.safetensors_header",
     "kgorch.checkpoint.sharding",
     "kgorch.worker.local_tensors",
+    "kgorch.worker.script_code",
     "kgorch.worker.wrappers",
     "kgorch.untrusted_io",
     "kgorch.errors",
@@ -66,6 +67,7 @@ MAY = {
     # the packages of the worker, the lowest first
     "kgorch.worker.rng_state": {*RANKS, "kgorch.worker.tagged_json"},
     "kgorch.worker.local_tensors": RANKS,
+    "kgorch.worker.script_code": RANKS,
     "kgorch.worker.wrappers": RANKS,
     "kgorch.worker.tagged_json": RANKS,
     "kgorch.worker.ranks": {

@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Generator, Iterator
 from types import FrameType
 from typing import Any, cast
 
-from kgorch.worker.audit.script_objects import is_of_script
+from kgorch.worker.script_code import is_of_script
 
 
 class CountedBatches(Iterator[Any]):

@@ -9,14 +9,11 @@ from __future__ import annotations
 import gc
 import inspect
 import itertools
-import os
 import random
 import sys
-import sysconfig
 import types
 from collections import deque
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -25,16 +22,14 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from kgorch.worker.script_code import is_of_script, is_own_class
+
 MOST_OBJECTS, MOST_ITEMS, MOST_DEPTH = 4_000, 256, 4
 """Limits of one search: visited objects, items of a container, edges from a variable."""
 
 READS_ITS_LOCALS = "locals"
 """A function that calls it is not searched before Python 3.13: reading its variables from outside changes the very dict that
 `locals()` has given it."""
-
-WORKER = f"{Path(__file__).parent.parent}{os.sep}"
-LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-WORKLOADS = "kgorch.workloads"
 
 LEAVES = (nn.Module, torch.Tensor, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler,
           torch.Generator, random.Random)  # fmt: skip
@@ -61,13 +56,6 @@ def frames_of_script() -> list[FrameType]:
             frames.append(frame)
         frame = frame.f_back
     return frames
-
-
-def is_of_script(path: str, module: str) -> bool:
-    """Whether code of this file and module is the user's, not that of a library or of the SDK."""
-    if module.startswith(WORKLOADS):
-        return True
-    return not path.startswith((WORKER, *LIBRARIES, "<frozen")) and module.partition(".")[0] != "kgorch"
 
 
 def named_objects(frames: list[FrameType]) -> Iterator[tuple[str, Any]]:
@@ -115,13 +103,6 @@ def _below(path: str, thing: Any) -> Iterator[tuple[str, Any]]:
     elif _is_opened(type(thing)):
         for name, value in list(getattr(thing, "__dict__", {}).items()):
             yield f"{path}.{name}", value
-
-
-def is_own_class(kind: type) -> bool:
-    """Whether the script has defined it, and no library."""
-    module = kind.__module__
-    path = getattr(sys.modules.get(module), "__file__", None) if isinstance(module, str) else None
-    return isinstance(module, str) and module != "builtins" and is_of_script(path or "", module)
 
 
 def _is_opened(kind: type) -> bool:

@@ -25,6 +25,7 @@ from kgorch.worker.audit import script_objects
 from kgorch.worker.checkpoint import state_codec
 from kgorch.worker.data import generator_states, loader_search
 from kgorch.worker.data.keyed_loader import SampleOrder
+from kgorch.worker.script_code import is_of_script
 
 MOST_REACHED = 5_000
 """Limit of objects that are visited from the tracked ones."""
@@ -240,7 +241,7 @@ def _references_of(thing: Any) -> Iterator[Any]:
         yield from (thing.__self__, thing.__func__)
     elif isinstance(thing, types.FunctionType):
         yield from (cell.cell_contents for cell in thing.__closure__ or () if _is_filled(cell))
-        if script_objects.is_of_script(thing.__code__.co_filename, thing.__module__ or ""):
+        if is_of_script(thing.__code__.co_filename, thing.__module__ or ""):
             yield from (thing.__globals__[name] for name in thing.__code__.co_names if name in thing.__globals__)
     elif isinstance(thing, LRScheduler):  # it refers to its optimizer and does not save it
         yield from (value for value in vars(thing).values() if not isinstance(value, Optimizer | types.MethodType))

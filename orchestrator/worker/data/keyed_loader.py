@@ -36,6 +36,7 @@ from kgorch.errors import CannotRestore, KgorchError
 from kgorch.worker import rng_state
 from kgorch.worker.data import generator_states
 from kgorch.worker.data.loader_search import parts_of, plain_values
+from kgorch.worker.data.worker_states import WorkerStates
 from kgorch.worker.ranks.virtual_ranks import VirtualRanks
 
 Key = tuple[int, int]  # epoch, index of the sample
@@ -433,10 +434,14 @@ class WorkerInit:
 
     Args:
         then: the script's own worker_init_fn.
+
+    Attributes:
+        states: where the processes that start now keep their random states; None where nobody asks for them.
     """
 
     def __init__(self, then: Callable[[int], None] | None) -> None:
         self._then = then
+        self.states: WorkerStates | None = None
         self._rank_pid = os.getpid()  # under "forkserver" it is not the parent of a loading process
 
     def __call__(self, worker: int) -> None:
@@ -446,6 +451,22 @@ class WorkerInit:
         threading.Thread(target=_exit_at_sigterm_of, args=(self._rank_pid,), daemon=True).start()
         if self._then:
             self._then(worker)
+        if self.states:
+            self.states.follow_reads()
+
+
+@contextlib.contextmanager
+def keeping_states(loader: Any, states: WorkerStates | None) -> Iterator[None]:
+    """A context in which loading processes that start keep their random states there. Others of the same loader do not."""
+    init = getattr(loader, "worker_init_fn", None)
+    if states is None or not isinstance(init, WorkerInit):
+        yield
+        return
+    init.states = states
+    try:
+        yield
+    finally:
+        init.states = None
 
 
 def start_iterator(loader: Iterable[Any]) -> Iterator[Any]:

@@ -1,11 +1,16 @@
-"""Resume of a foreign loader in the middle of an epoch: the batches that the epoch has used are read once more and discarded.
+"""Resume of a foreign loader in the middle of an epoch.
 
 A foreign loader is one that `session.loader()` has not made; that one needs none of this. Just before an epoch's `iter(loader)` the
-random states of all libraries, and of all generators inside the loader (loader_search.py), are kept. A resume sets them, reads
-as many batches as the epoch had used, discards them, and then sets the random states of the save. Loading processes are seeded
-by a draw in `iter()`, so they repeat their draws. In the rank's own process the training has drawn random numbers between the
-batches: the discarded batches may be augmented differently, but not those after them, nor those that the loader had read ahead
-(loader_reads.py).
+random states of all libraries, and of all generators inside the loader (loader_search.py), are kept. A resume sets them and begins
+the epoch once more.
+
+Of a DataLoader of PyTorch, by itself or inside Accelerate's, only the samplers' indices of the batches that the epoch has used are
+drawn (unread_batches.py). If they come out otherwise, the batches are read after all.
+
+Of any other loader as many batches as the epoch had used are read and discarded, before the random states of the save are set.
+Loading processes are seeded by a draw in `iter()`, so they repeat their draws. In the rank's own process the training has drawn
+random numbers between the batches: the discarded batches may be augmented differently, but not those after them, nor those that the
+loader had read ahead (loader_reads.py).
 
 The result is compared with the original: the state of each generator, the samplers' indices, or the newest batch where there are
 none. A difference is reported, and so is what cannot be known in advance (`exactness`, `lost`).
@@ -16,6 +21,7 @@ one epoch to the next.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,12 +32,13 @@ from torch.utils.data import DataLoader
 
 from kgorch.errors import CannotRestore, KgorchError
 from kgorch.worker import rng_state
-from kgorch.worker.data import batches, generator_states
-from kgorch.worker.data.keyed_loader import WorkerInit, start_iterator, without_sigterm
+from kgorch.worker.data import batches, generator_states, unread_batches
+from kgorch.worker.data.keyed_loader import WorkerInit, keeping_states, start_iterator, without_sigterm
 from kgorch.worker.data.loader_reads import MOST_AHEAD, ReadWatch, SampledBatch
 from kgorch.worker.data.loader_search import parts_of, set_epoch
+from kgorch.worker.data.random_states import LoaderRandomStates, plain
 from kgorch.worker.data.stream_state import StreamState
-from kgorch.worker.rng_state import RandomStates
+from kgorch.worker.data.unread_batches import Unread, UnreadBatches
 
 PROGRESS_S = 10.0
 """Seconds between two lines of progress in the log."""
@@ -59,8 +66,8 @@ class LoaderFastForward:
         gives_back: a checkpoint may count the newest batches as not used.
 
     Attributes:
-        batch: batches of the epoch that were read again, once it is iterated. With another number of ranks, those that hold no more
-            samples than were used.
+        batch: batches of the epoch that were left out or read again, once it is iterated. With another number of ranks, those that
+            hold no more samples than were used.
         back: of the newest batches that were given, those that a checkpoint counts as not used: a resume gives them again.
         is_over: the epoch was read to its end.
     """
@@ -75,9 +82,11 @@ class LoaderFastForward:
         self.is_over = False
         self._parts = parts_of(loader)
         self._share = self._declared_share  # until the epoch's first batch is there
-        self._states = _States(device, self._parts.generators)
+        self._states = LoaderRandomStates(device, self._parts.generators)
         self._stream = StreamState(loader, records=gives_back)
         self._watch: ReadWatch | None = None
+        self._left_out: UnreadBatches | None = None
+        self._is_to_begin = False  # the first batch behind those that are left out was not asked for
         self._newest: SampledBatch | None = None  # where no sampler tells the order
         self._lost: list[str] = []
         for inner in self._parts.loaders.values():
@@ -116,37 +125,125 @@ class LoaderFastForward:
         set_epoch(list(self._parts.with_epochs.values()), epoch if order is None else order)
 
     def parts(self) -> Iterator[list[Any]]:
-        """The batches as a Loader gives them: one rank's batch per step."""
-        given = iter(self)
-        return ([batch] for batch in given)
+        """The batches as a Loader gives them: one rank's batch per step. Random states are those of the first one's read."""
+        resumed, unread = self._place_to_begin()
+        return ([batch] for batch in self._following(resumed, unread))
 
     def __iter__(self) -> Iterator[Any]:
-        """The epoch's batches from the position of `seek` on. Those before it are read at once, by this call."""
+        """The epoch's batches from the position of `seek` on.
+
+        Those before it are read by this call, or left out when the first one is asked for: until then the script may restore its
+        random states.
+        """
+        resumed, unread = self._place_to_begin()
+        if unread is None:
+            return self._following(resumed, None)
+        self._is_to_begin = True
+        return self._followed_later(resumed, unread)
+
+    def _followed_later(self, resumed: LoaderState | None, unread: Unread) -> Iterator[Any]:
+        yield from self._following(resumed, unread)
+
+    def _place_to_begin(self) -> tuple[LoaderState | None, Unread | None]:
+        """The place in an epoch that goes on, and what its used batches are left out by; None where there is none."""
         resumed = self._began if self._began and (self.batch or self._began.get("is_begun")) else None
+        loader = self._indexed
+        if not resumed or loader is None or not self.batch or self._ranks_before != self._world:
+            return resumed, None
+        return resumed, unread_batches.unread_of(resumed.get("unread"), loader, self.batch)
+
+    def _following(self, resumed: LoaderState | None, unread: Unread | None) -> Iterator[Any]:
+        """The batches from the place on."""
+        lost = [*self._lost]
+        if unread and (batches := self._begun(resumed, unread)) is not None:
+            return batches
+        if unread:
+            self._lost, self._used = lost, 0
+        batches = self._begun(resumed, None)
+        assert batches is not None
+        return batches
+
+    def _begun(self, resumed: LoaderState | None, unread: Unread | None) -> Iterator[Any] | None:
+        """The batches of an epoch that begins, or goes on.
+
+        Args:
+            resumed: where it goes on.
+            unread: what the batches before are left out by; None: they are read again.
+
+        Returns:
+            None where they could not be left out: the order is another one, for the samplers draw from a generator of reads.
+        """
+        loader, left_out, self._is_to_begin = self._indexed, None, False
+        if loader is not None:
+            left_out = UnreadBatches(loader, unread, begins_at=len(self._lacking(self._began or {})))
+        self._left_out = left_out
         if self._began:
             self._start_kept(self._began)
         if self._began and not resumed:  # saved between two epochs: set the generators to their states of then
             self._set_generators(self._began)
         now = self._now()
         watch = self._watch = self._watch_over(resumed)
-        watch.back = self.back
-        skips = bool(resumed and self._skip(resumed, watch))
+        watch.back, watch.processes = self.back, left_out.states if left_out else None
+        has_state = bool(resumed and self._skip(resumed, watch))
         if resumed:
-            self._set(resumed, {"generators": resumed.get("stood")} if skips else resumed)
+            self._set(resumed, {"generators": resumed.get("stood")} if has_state else resumed)
         else:
             self._began = now
         watch.begin(self._parts.loaders.values())
-        iterator = watch.active(start_iterator, self._loader)
-        if self.batch and not skips:
-            iterator = self._without_used(self._pulled(iterator))
+        if left_out:
+            left_out.begin()
+        if unread:
+            arrive = functools.partial(self._arrive, resumed, now)
+            watch.skip_indices(self.batch, unread.reads, at_end=unread.at_end, arrive=arrive)
+        iterator = self._pulled(watch.active(start_iterator, self._loader))
+        if unread:
+            if (following := self._without_unread(iterator)) is None:
+                vars(loader)["_iterator"] = None  # of processes that would be kept
+                if loader is not self._loader:
+                    self._loader.end()  # type: ignore[attr-defined]  # Accelerate's has begun
+                rng_state.restore(now["rng"], self._device)
+                return None
+            self._used = int((resumed or {}).get("used", 0))
+            self._tell_lost()
+            if unread.processes:
+                rng_state.restore(now["rng"], self._device)
+            return self._counted(following)
+        if self.batch and not has_state:
+            iterator = self._without_used(iterator)
             self._compare(resumed)
-        else:
-            iterator = self._pulled(iterator)
-            if resumed and not self.batch:  # some loaders begin at their first batch
-                iterator = itertools.chain(list(itertools.islice(iterator, 1)), iterator)
+            self._tell_lost()
+        elif resumed and not self.batch:  # some loaders begin at their first batch
+            iterator = itertools.chain(list(itertools.islice(iterator, 1)), iterator)
         if resumed:
             rng_state.restore(now["rng"], self._device)
         return self._counted(iterator)
+
+    @property
+    def _indexed(self) -> DataLoader[Any] | None:
+        return None if self._stream.is_known else unread_batches.indexed(self._loader, self._parts)
+
+    def _without_unread(self, iterator: Iterator[Any]) -> Iterator[Any] | None:
+        """The batches after those that are left out; None where the indices come out otherwise than they were."""
+        watch = self._watch
+        assert watch
+        try:
+            first = list(itertools.islice(iterator, 1))
+        except Exception:
+            if watch.same_order is not False:
+                raise
+        finally:
+            watch.end_skip()
+        if watch.lacking or watch.same_order is False:
+            return None
+        if not first:
+            unread_batches.end_epoch(self._loader)
+        print(f"kgorch: epoch {self._epoch} goes on after {self.batch} batches, which are not read again", flush=True)
+        return itertools.chain(first, iterator)
+
+    def _arrive(self, resumed: LoaderState | None, now: LoaderState) -> None:
+        """The loader has read as much as when its place was kept."""
+        self._compare(resumed)
+        rng_state.restore(now["rng"], self._device)
 
     @property
     def place(self) -> LoaderState:
@@ -155,10 +252,12 @@ class LoaderFastForward:
         Holds the random states at the epoch's beginning (`rng`, `generators`), the loaders that kept their processes from the epoch
         before (`kept`; absent where there are none), the samples `used` over all ranks, and the random
         states before the reads that a resume must repeat under them, by number (`ahead`); the loader's own state, if it has one
-        (`stream`). For comparison: the states of the generators now (`stood`), and checksums of the `order` and of the `newest`
-        batch.
+        (`stream`); what the used batches are left out by (`unread`; None where they have to be read again). For comparison: the
+        states of the generators now (`stood`), and checksums of the `order` and of the `newest` batch.
         """
         watch, back = self._watch, self.back
+        if self._is_to_begin:
+            return dict(self._began or {})
         return {
             **(self._began or {}),
             "is_begun": back > 0,
@@ -167,7 +266,8 @@ class LoaderFastForward:
             "stood": None if back else self._states.held(),
             "order": list(watch.order) if watch and watch.order else None,
             "newest": self._newest.checksum() if self._newest and watch and watch.repeats_newest and not back else None,
-            "ahead": [[number, _plain(*states)] for number, states in (watch.states if watch else [])],
+            "unread": self._left_out.place(watch, self.batches_used) if watch and self._left_out else None,
+            "ahead": [[number, plain(*states)] for number, states in (watch.states if watch else [])],
         }
 
     @property
@@ -184,10 +284,13 @@ class LoaderFastForward:
     @property
     def batches_used(self) -> int:
         """Batches of the epoch that a checkpoint counts as used."""
+        if self._is_to_begin:
+            return self.batch
         return self._watch.given - self.back if self._watch else 0
 
     def end(self) -> None:
         """The epoch is over: a checkpoint before the next one begins holds the current states of the generators."""
+        self._is_to_begin = False
         self._began, self._used, self._watch, self._newest, self.is_over = self._now(), 0, None, None, True
 
     def check_untracked(self, tracked: Mapping[str, Any]) -> None:
@@ -219,6 +322,8 @@ class LoaderFastForward:
                 )
             if not getattr(inner, "in_order", True):
                 notes.append("in_order=False: the order hangs on time")
+        if self._left_out and self._left_out.note:
+            notes.append(self._left_out.note)
         if watch and self._parts.loaders and watch.given and not watch.reads:
             notes.append(f"what a {type(loader).__name__} reads ahead is not seen: exact unless that is random")
         if watch and watch.in_threads:
@@ -262,12 +367,16 @@ class LoaderFastForward:
         self._watch.count_batch()
         if self._watch.order is None:
             self._newest = SampledBatch(batch)
-        if self._watch.given == 1:  # some loaders make their generators at their first batch
+        if self._left_out:
+            self._left_out.count_batch()
+        if self._watch.given == self._watch.skipped + 1:  # some loaders make their generators at their first batch
             self._search()
 
     def _search(self) -> None:
         self._parts = parts_of(self._loader)
         self._states.generators = self._parts.generators
+        if self._indexed is None:
+            self._left_out = None
 
     def _size(self, batch: Any) -> int:
         """Samples of the batch that the loader gives next."""
@@ -291,10 +400,7 @@ class LoaderFastForward:
         self.batch, told_s = 0, time.monotonic()
         while self.batch < batches_used if as_before else self._used < samples_used:
             if (batch := next(iterator, self)) is self:
-                raise CannotRestore(
-                    f"the loader gave {self.batch} batches, and the checkpoint has used {batches_used} of epoch {self._epoch}",
-                    next_step="give it the data it had, or begin a new run with `kgorch start PLAN --fresh`",
-                )
+                raise self._too_few(self.batch, batches_used)
             samples = self._size(batch) * self._world
             if not as_before and self._used + samples > samples_used:
                 return itertools.chain([batch], iterator)  # better to use some samples twice than to skip any
@@ -304,6 +410,12 @@ class LoaderFastForward:
                 told_s = time.monotonic()
                 print(f"{what}: {self.batch} so far", flush=True)
         return iterator
+
+    def _too_few(self, batches: int, used: int) -> CannotRestore:
+        return CannotRestore(
+            f"the loader gave {batches} batches, and the checkpoint has used {used} of epoch {self._epoch}",
+            next_step="give it the data it had, or begin a new run with `kgorch start PLAN --fresh`",
+        )
 
     def _watch_over(self, resumed: LoaderState | None) -> ReadWatch:
         """A watch of the epoch's reads, which compares them with those of the process that is resumed."""
@@ -333,24 +445,29 @@ class LoaderFastForward:
         kept = [path for path, inner in self._parts.loaders.items() if vars(inner).get("_iterator") is not None]
         return {**self._states.now(), **({"kept": kept} if kept else {})}
 
+    def _lacking(self, began: LoaderState) -> list[DataLoader[Any]]:
+        """The DataLoaders whose loading processes the saved epoch had from the one before, and that have none."""
+        kept = began.get("kept", [])
+        if not isinstance(kept, list):
+            raise CannotRestore("the checkpoint's place in a loader cannot be read", f"kept: {kept!r}"[:300])
+        if self._stream.is_known:  # whose own state starts them anew
+            return []
+        return [
+            inner
+            for path, inner in self._parts.loaders.items()
+            if path in kept and inner.persistent_workers and vars(inner).get("_iterator", self) is None
+        ]
+
     def _start_kept(self, began: LoaderState) -> None:
         """Start the loading processes that the saved epoch had from the one before.
 
         Their start draws a seed from the generator that then gives the order. The saved epoch drew none.
         """
-        kept = began.get("kept", [])
-        if not isinstance(kept, list):
-            raise CannotRestore("the checkpoint's place in a loader cannot be read", f"kept: {kept!r}"[:300])
-        lacking = [
-            inner
-            for path, inner in self._parts.loaders.items()
-            if path in kept and inner.persistent_workers and vars(inner).get("_iterator", self) is None
-        ]
-        if not lacking or self._stream.is_known:  # whose own state starts them anew
+        if not (lacking := self._lacking(began)):
             return
         before = self._states.now()
         for inner in lacking:
-            with without_sigterm(inner):
+            with without_sigterm(inner), keeping_states(inner, self._left_out.states if self._left_out else None):
                 DataLoader.__iter__(inner)  # that of a subclass may do more
         self._states.set(before)
 
@@ -388,6 +505,8 @@ class LoaderFastForward:
             self._compare_generators(stood, watch)
         if watch.order is None and self._newest and resumed.get("newest") not in (None, self._newest.checksum()):
             self._lost.append(ANOTHER if watch.reads and not watch.in_threads else PERHAPS_ANOTHER)
+
+    def _tell_lost(self) -> None:
         if self.lost:
             print(f"kgorch: {self.lost}", flush=True)
 
@@ -400,57 +519,3 @@ class LoaderFastForward:
                 self._states.set_one(path, stood[path])  # so that later draws are as they would have been
                 if watch.same_order is None and ".dataset" not in path:
                     self._lost.append(f"{path} stood elsewhere after the batches were read again")
-
-
-class _States:
-    """The random states of the rank's libraries, and of the generators inside a loader.
-
-    Separate, so that the watch of an epoch does not refer to the LoaderFastForward, which refers to the watch: see there.
-
-    Attributes:
-        generators: by path.
-        lost: sentences about generators whose state could not be set.
-    """
-
-    def __init__(self, device: torch.device, held: Mapping[str, Any]) -> None:
-        self._device, self.generators = device, held
-        self._cache = rng_state.shared_cache(device)
-        self.lost: list[str] = []
-
-    def quick(self) -> tuple[RandomStates, dict[str, Any]]:
-        """The states of the libraries and of the generators, in their own types."""
-        held = {path: generator_states.quick_state_of(item) for path, item in self.generators.items()}
-        return self._cache.now(), held
-
-    def held(self) -> dict[str, Any]:
-        """The states of the generators, as plain JSON."""
-        return {path: generator_states.state_of(item) for path, item in self.generators.items()}
-
-    def now(self) -> LoaderState:
-        """All states, as plain JSON."""
-        return _plain(*self.quick())
-
-    def set(self, saved: LoaderState) -> None:
-        """Set the states of the libraries and of the generators. Raises: CannotRestore."""
-        self.set_held(saved)
-        rng_state.restore(saved.get("rng"), self._device)
-
-    def set_held(self, saved: LoaderState) -> None:
-        """Set the states of the generators alone. Raises: CannotRestore."""
-        if not isinstance(saved.get("generators"), dict):
-            raise CannotRestore("the checkpoint's random states of a loader cannot be read")
-        for path in self.generators.keys() & saved["generators"].keys():
-            self.set_one(path, saved["generators"][path])
-
-    def set_one(self, path: str, saved: Any) -> None:
-        try:
-            generator_states.set_state(self.generators[path], saved)
-        except CannotRestore:
-            self.lost.append(f"{path} is another kind of generator than it was")
-
-
-def _plain(libraries: RandomStates, held: dict[str, Any]) -> LoaderState:
-    return {
-        "rng": rng_state.encode(libraries),
-        "generators": {path: generator_states.encode(saved) for path, saved in held.items()},
-    }

@@ -35,7 +35,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
-from kgorch.worker.data.keyed_loader import without_sigterm
+from kgorch.worker.data.keyed_loader import keeping_states, without_sigterm
+from kgorch.worker.data.worker_states import WorkerStates
 
 MOST_AHEAD = 8
 """Limit of reads whose random states are kept: some 15 kB each in every checkpoint."""
@@ -73,13 +74,17 @@ class ReadWatch:
         in_threads: another thread than the training's reads.
         back: of the batches that were given, those that a resume gives again.
         sizes: indices that the samplers have given for each batch that is still to come; 0 where they give none.
+        skipped: batches of the epoch that this process has not read; they count among `reads` and `given`.
+        lacking: of them, those that the samplers have not given: the epoch is shorter than it was.
+        processes: where loading processes that start for the epoch keep their random states.
+        is_exhausted: a read has found the samplers' end. They may have drawn random numbers there.
     """
 
     def __init__(
         self, read_states: Callable[[], Any], set_states: Callable[[Any], None], ahead: Mapping[int, Any],
         order: tuple[int, int] | None, *, records: bool = True,
     ) -> None:  # fmt: skip
-        self.reads = self.given = self.back = 0
+        self.reads = self.given = self.back = self.skipped = self.lacking = 0
         self.same_order: bool | None = None
         self.in_threads = False
         self._read_states, self._set_states = read_states, set_states
@@ -93,6 +98,10 @@ class ReadWatch:
         self._has_order = self._has_no_order = False
         self._thread, self._process = threading.get_ident(), os.getpid()
         self._is_active = self._is_busy = False
+        self._to_skip, self._arrives_at = 0, -1
+        self._arrive: Callable[[], None] = _nothing
+        self.processes: WorkerStates | None = None
+        self.is_exhausted = self._arrives_at_end = False
 
     def begin(self, loaders: Iterable[DataLoader[Any]]) -> None:
         """Watch these loaders from now on."""
@@ -104,9 +113,43 @@ class ReadWatch:
 
     def skip(self, batches: int) -> None:
         """The loader begins after so many batches, by a state of its own: they count as read, and their order is not known."""
-        self.reads = self.given = batches
+        self.reads = self.given = self.skipped = batches
         self._before_first = self._each = 1
         self._order, self._has_no_order = None, True
+
+    def skip_indices(self, batches: int, reads: int, *, at_end: bool, arrive: Callable[[], None]) -> None:
+        """The samplers' indices of so many batches are drawn before the first read, and not read.
+
+        Args:
+            reads: batches that had been read when the place was kept.
+            at_end: the samplers' end had been found after them.
+            arrive: called when as much is read, found or left out.
+        """
+        self.reads = self.given = self.skipped = self._to_skip = batches
+        self._arrives_at, self._arrives_at_end, self._arrive = reads, at_end, arrive
+
+    def draw_skipped(self, draw: Callable[[], Any]) -> int:
+        """Draw the indices that are to be left out, before the first one that is not.
+
+        Returns:
+            Their number.
+
+        Raises:
+            StopIteration: there are fewer.
+        """
+        if not self._to_skip or not self._counts():
+            return 0
+        while self._to_skip:
+            self.count_index(draw())
+            self.sizes.pop()
+            self._to_skip -= 1
+        if self._is_busy:  # in the rank's own process: the first read goes on here
+            self._begin_read()
+        return self.skipped
+
+    def end_skip(self) -> None:
+        """The first batch is there, or there is none."""
+        self.lacking, self._to_skip, self._arrives_at, self._arrive = self._to_skip, 0, -1, _nothing
 
     def active(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call the function. Only reads inside of it count, and reads in other threads."""
@@ -116,6 +159,11 @@ class ReadWatch:
         finally:
             self._is_active = False
 
+    @property
+    def is_active(self) -> bool:
+        """What is read now counts."""
+        return self._counts()
+
     def _counts(self) -> bool:
         return os.getpid() == self._process and (self._is_active or threading.get_ident() != self._thread)
 
@@ -124,13 +172,14 @@ class ReadWatch:
         self.given += 1
         if self.sizes:
             self.sizes.popleft()
-        if self.given == 1:
-            self._before_first = self.reads
+        given, reads = self.given - self.skipped, self.reads - self.skipped
+        if given == 1:
+            self._before_first = reads
         elif self._each is None:
-            self._each = self.reads - self._before_first
-        elif self.reads != self._before_first + self._each * (self.given - 1):
+            self._each = reads - self._before_first
+        elif reads != self._before_first + self._each * (given - 1):
             self._is_regular = False
-        if self._has_order and self.given >= SURE and self.needed == 0:
+        if self._has_order and given >= SURE and self.needed == 0:
             self._records = False
             self._states.clear()
         else:
@@ -172,17 +221,34 @@ class ReadWatch:
         if self._is_busy or not self._counts():
             return read()
         self.in_threads = self.in_threads or threading.get_ident() != self._thread
+        if not self._to_skip:
+            self._begin_read()
+        self._is_busy = True
+        try:
+            batch = read()
+        except StopIteration:
+            if self._states and self._states[-1][0] > self.reads:
+                self._states.pop()
+            self.is_exhausted = True
+            self._look_arrival()
+            raise
+        finally:
+            self._is_busy = False
+        self.reads += 1
+        self._look_arrival()
+        return batch
+
+    def _look_arrival(self) -> None:
+        if self.reads == self._arrives_at and self.is_exhausted >= self._arrives_at_end:
+            self._arrives_at = -1
+            self._arrive()
+
+    def _begin_read(self) -> None:
+        self._look_arrival()
         if (states := self._ahead.pop(self.reads + 1, None)) is not None:
             self._set_states(states)
         if self._records:
             self._states.append((self.reads + 1, self._read_states()))
-        self._is_busy = True
-        try:
-            batch = read()
-        finally:
-            self._is_busy = False
-        self.reads += 1
-        return batch
 
     def count_index(self, index: Any) -> None:
         """A sampler has given an index, or a batch of indices."""
@@ -269,7 +335,7 @@ def _opened(original: Callable[[Any], Any], loader: Any) -> Any:
     _wrap_iterators()
     _opening.append(watch)
     try:
-        with without_sigterm(loader):
+        with without_sigterm(loader), keeping_states(loader, watch.processes if watch.is_active else None):
             iterator = original(loader)
     finally:
         _opening.remove(watch)
@@ -312,10 +378,17 @@ def _watch_of(iterator: Any) -> ReadWatch | None:
 
 
 def _drawn(original: Callable[[Any], Any], iterator: Any) -> Any:
+    watch = _watch_of(iterator)
+    if watch and (skipped := watch.draw_skipped(lambda: original(iterator))) and iterator._num_workers:
+        for _ in range(skipped % iterator._num_workers):  # each loading process reads what it would have read
+            next(iterator._worker_queue_idx_cycle)
     index = original(iterator)
-    if watch := _watch_of(iterator):
+    if watch:
         watch.count_index(index)
     return index
+
+
+def _nothing() -> None: ...
 
 
 def _read(original: Callable[[Any], Any], iterator: Any) -> Any:

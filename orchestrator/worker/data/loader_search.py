@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dis
 import functools
 import inspect
 import random
@@ -30,6 +31,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from kgorch.errors import CannotRestore
 from kgorch.worker.data import generator_states
+from kgorch.worker.script_code import is_of_script, is_own_class
 
 MOST_OBJECTS, MOST_DEPTH = 10_000, 64
 """Limits of one search: visited objects, edges from the loader. None of time: what is found must not depend on how busy the machine
@@ -45,9 +47,15 @@ ORDER = ("batch_sampler", "sampler", "dataset", "generator")
 NOT_THE_RANKS = frozenset({"worker_init_fn", "_iterator"})
 """Attributes of a DataLoader that are not used in the rank's own process, or end with the epoch."""
 
+SMALL_BYTES = 1 << 16
+"""Of an array whose content is compared."""
+
 CONTAINERS: tuple[Any, ...] = (dict, list, tuple, collections.deque)
 SCALARS = (str, bytes, int, float, complex, bool, range, torch.dtype, torch.device)
 PLAIN = (*SCALARS, bytearray, type(None), slice, torch.Tensor)
+COUNTED = (Dataset, types.SimpleNamespace, types.MethodType, functools.partial)
+"""What may remember something, besides functions and objects of the script's own classes."""
+
 CODE = (type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, types.FrameType)
 OF_LIBRARIES = frozenset({"numpy", "pandas", "polars", "pyarrow", "h5py", "PIL", "tokenizers", "io", "_io", "threading",
                           "_thread", "multiprocessing", "subprocess", "logging", "pathlib", "kgorch"})  # fmt: skip
@@ -85,6 +93,7 @@ class _Node:
         is_data: it is below a dataset.
         is_beyond: it was reached through an object that is neither iterable nor indexed (a function, a trainer, a transform). Only
             its generators count: a trainer also refers to the loader of its evaluation.
+        is_own: what it refers to is among the values (`remembered_values`).
     """
 
     path: str
@@ -93,6 +102,7 @@ class _Node:
     edge: str = ""
     is_data: bool = False
     is_beyond: bool = False
+    is_own: bool = False
 
 
 def parts_of(loader: Any) -> LoaderParts:
@@ -108,6 +118,17 @@ def plain_values(thing: Any) -> dict[str, Any]:
     values: dict[str, Any] = {}
     _LoaderSearch(thing, values)
     return values
+
+
+def remembered_values(thing: Any) -> dict[str, Any]:
+    """`plain_values` of what may remember something: datasets, functions, and objects of the script's own classes.
+
+    With what their functions name among the variables of their modules, the content of small arrays, and what generators there are.
+    An iterator differs from itself each time, for where it is cannot be seen. Of objects of libraries what they lead to counts.
+    """
+    values: dict[str, Any] = {}
+    search = _MemorySearch(thing, values)
+    return values | {path: id(item) for path, item in search.parts.generators.items()}
 
 
 def takes_epochs(thing: Any) -> bool:
@@ -317,13 +338,17 @@ class _LoaderSearch:
         self, node: _Node, edge: str, thing: Any, *, is_data: bool = False, is_beyond: bool = False
     ) -> Iterator[_Node]:
         """The object at the end of an edge, unless it is irrelevant."""
-        if self._values is not None and (value := self._value(thing)) is not None:
+        if self._values is not None and self._counts(node) and (value := self._value(thing)) is not None:
             self._values[node.path + edge] = value
         if not self._is_inert(thing):
             kind = type(thing)
             iterable = not isinstance(thing, nn.Module) and (hasattr(kind, "__iter__") or hasattr(kind, "__getitem__"))
             is_beyond = is_beyond or node.is_beyond or not iterable
             yield _Node(node.path + edge, node.depth + 1, thing, edge, is_data or node.is_data, is_beyond)
+
+    def _counts(self, node: _Node) -> bool:
+        """Whether what the object refers to is among the values."""
+        return True
 
     def _value(self, thing: Any) -> Any:
         """By what a change of the object is told; None of files and the like, which a dataset may open at any time."""
@@ -352,6 +377,79 @@ class _LoaderSearch:
         for path, number in self._partly.items():
             if any(name.startswith(path) for name in self.parts.generators):
                 self._doubt(f"only {number} items of {path} were searched for random generators")
+
+
+class _MemorySearch(_LoaderSearch):
+    """See `remembered_values`."""
+
+    def __init__(self, thing: Any, values: dict[str, Any]) -> None:
+        self._root = thing
+        self._known: set[int] | None = None
+        super().__init__(thing, values)
+
+    def _counts(self, node: _Node) -> bool:
+        thing = node.thing
+        if isinstance(thing, CONTAINERS):
+            return node.is_own or is_own_class(type(thing))
+        if isinstance(thing, types.FunctionType):
+            return is_of_script(thing.__code__.co_filename, thing.__module__ or "")
+        return isinstance(thing, COUNTED) or is_own_class(type(thing))
+
+    def _below(self, node: _Node) -> Iterator[_Node]:
+        node.is_own = self._counts(node)
+        for below in super()._below(node):
+            below.is_own = node.is_own
+            yield below
+        if node.is_own:
+            yield from self._of_code(node)
+
+    def _of_code(self, node: _Node) -> Iterator[_Node]:
+        """What the class of an object holds, and what its functions, or a function, name among the variables of their modules."""
+        thing, functions = node.thing, []
+        if isinstance(thing, types.FunctionType):
+            functions = [thing]
+        for kind in filter(is_own_class, type(thing).__mro__):
+            for name, value in vars(kind).items():
+                if isinstance(function := getattr(value, "__func__", value), types.FunctionType):
+                    functions.append(function)
+                elif not name.startswith("__"):
+                    yield from self._to(node, f".{name}", value, is_beyond=True)
+        for function in functions:
+            for name in _globals_of(function.__code__) & function.__globals__.keys():
+                value, path = function.__globals__[name], f"→{name}"
+                if not isinstance(value, self._types):
+                    yield from self._to(node, path, value, is_beyond=True)
+                elif id(value) not in self._kept_generators() | self._global:  # no checkpoint holds its state
+                    self._values[node.path + path] = _state_of(value)  # type: ignore[index]
+
+    def _kept_generators(self) -> set[int]:
+        if self._known is None:
+            self._known = {id(item) for item in parts_of(self._root).generators.values()}
+        return self._known
+
+    def _value(self, thing: Any) -> Any:
+        if hasattr(type(thing), "__next__") and type(thing).__module__.partition(".")[0] not in OF_LIBRARIES:
+            return object()
+        numpy = sys.modules.get("numpy")
+        if numpy and type(thing) is numpy.ndarray and thing.nbytes <= SMALL_BYTES and not thing.dtype.hasobject:
+            return thing.dtype.str, thing.shape, thing.tobytes()
+        if isinstance(thing, torch.Tensor) and thing.layout is torch.strided and thing.numel() <= SMALL_BYTES // 16:
+            return str(thing.dtype), repr(thing.tolist()) if thing.device.type == "cpu" else id(thing)
+        return super()._value(thing)
+
+
+def _state_of(generator: Any) -> Any:
+    try:
+        return repr(generator_states.raw_state_of(generator))
+    except CannotRestore:
+        return object()
+
+
+@functools.cache
+def _globals_of(code: types.CodeType) -> frozenset[str]:
+    """The variables of its module that a function names, with those inside it."""
+    named = {item.argval for item in dis.get_instructions(code) if item.opname in ("LOAD_GLOBAL", "STORE_GLOBAL")}
+    return frozenset(named).union(*(_globals_of(item) for item in code.co_consts if isinstance(item, types.CodeType)))
 
 
 def _asked(thing: Any, name: str) -> Any:

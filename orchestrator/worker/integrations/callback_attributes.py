@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from kgorch.worker.audit.script_objects import is_own_class
+from kgorch.worker.script_code import is_own_class
 
 DEPTH, MOST_ITEMS = 4, 10_000
 """Of lists in lists, and of one list; what is deeper or longer is no plain value. They are looked at in each save."""

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from kgorch.worker.audit.script_objects import CLOSED, is_own_class
+from kgorch.worker.audit.script_objects import CLOSED
+from kgorch.worker.script_code import is_own_class
 
 MOST_OBJECTS, DEEPEST = 100, 3
 """Limits of a step: objects that are looked into, and how far they are from a variable."""

@@ -188,19 +188,19 @@ def test_a_sampler_of_an_unknown_kind_is_named_beforehand():
 @pytest.mark.parametrize(
     ("make", "lost"),
     [
-        (lambda: DataLoader(Noisy(), 4, sampler=Rotated()), "epoch 1: the samples read again are not those"),
+        (lambda: DataLoader(Noisy(), 4, sampler=Rotated()), "epoch 2: the samples read again are not those"),
         (
             lambda: DataLoader(Noisy(), 4, sampler=Rotated(), num_workers=2),
-            "epoch 1: the samples read again are not those",
+            "epoch 2: the samples read again are not those",
         ),
-        (lambda: Ahead(Noisy(), 4, sampler=Lazy()), "epoch 1: the samples read again are not those"),
-        (lambda: DataLoader(Buffered(), 4), "epoch 1: the samples read again are not those"),
-        (of_a_list_that_changes, "epoch 1: the newest batch came out otherwise"),
+        (lambda: Ahead(Noisy(), 4, sampler=Lazy()), "epoch 2: the samples read again are not those"),
+        (lambda: DataLoader(Buffered(), 4), "epoch 2: the samples read again are not those"),
+        (of_a_list_that_changes, "epoch 2: the newest batch came out otherwise"),
     ],
 )
 def test_an_order_that_comes_out_otherwise_is_seen_whatever_the_cause(make, lost, capsys):
     whole, _ = train(make)
-    before, left = train(make, cut_after=(1, 4))
+    before, left = train(make, cut_after=(2, 4))
     after, _ = train(make, begin=left, lost=lost)
     assert [batch for _, batch, _ in before + after] != [batch for _, batch, _ in whole]
     assert lost in capsys.readouterr().out
@@ -448,13 +448,13 @@ def test_what_a_resume_has_lost_is_told_and_stays_told(session):
     def make():
         return DataLoader(Noisy(), 4, sampler=Rotated())
 
-    _, left = train(make, cut_after=(1, 4))
-    session._state.position.epoch, session._state.position.batch = 1, left["batch"]  # as a restore sets them
+    _, left = train(make, cut_after=(2, 4))
+    session._state.position.epoch, session._state.position.batch = 2, left["batch"]  # as a restore sets them
     session._loop.resume(ResumePoint(session.world_size, loader=left["began"]))
-    for number, _ in enumerate(session.steps(make(), 3)):
-        said = "epoch 1: the samples read again are not those it had used: some may come twice in it, others never"
+    for number, _ in enumerate(session.steps(make(), 4)):
+        said = "epoch 2: the samples read again are not those it had used: some may come twice in it, others never"
         assert session.exactness["resume"] == said, number
-    assert number == 30 - 1, "the count of all epochs goes on"
+    assert number == 40 - 1, "the count of all epochs goes on"
     assert (
         session.exactness["data"] == "replayed; loader.sampler is a Rotated, exact if it gives the same order each time"
     )
@@ -513,7 +513,10 @@ def test_a_stopped_run_with_a_foreign_loader_ends_with_the_bits_of_an_uninterrup
     at = read_checkpoint(kgorch.checkpoints()[-1]).position
     assert at.epoch == 1 and 7 < at.batch < 20
     kgorch("start", plan)
-    assert f"has used {at.batch} batches, which are read again" in (kgorch.attempt() / "rank0.log").read_text()
+    said = "goes on after {} batches, which are not read again"
+    if loader == "stream" or (loader == "nested" and at.batch):  # an iterator of the script's own
+        said = "has used {} batches, which are read again"
+    assert said.format(at.batch) in (kgorch.attempt() / "rank0.log").read_text()
     exactness = kgorch.status()["exactness"]
     assert exactness["data"] == "replayed" and "resume" not in exactness
     assert kgorch.export() == alone.export()

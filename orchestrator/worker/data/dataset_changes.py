@@ -1,0 +1,42 @@
+"""Whether a dataset changes as it is read. Then a batch hangs on those before it, and a resume has to read these again."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from kgorch.worker.data.loader_search import remembered_values
+
+BATCHES = 4
+"""After so many a dataset is compared with itself before the first."""
+
+
+class DatasetChanges:
+    """What a dataset and its `collate_fn` remember before the first batch, and after some (`remembered_values`).
+
+    Args:
+        is_known: it was found unchanged before.
+
+    Attributes:
+        is_unchanged: nothing has changed; false as long as that is not known.
+        changed: path of something that has; empty where nothing has.
+    """
+
+    def __init__(self, dataset: Any, collate_fn: Any, *, is_known: bool = False) -> None:
+        self.is_unchanged, self.changed = is_known, ""
+        self._things, self._batches = SimpleNamespace(dataset=dataset, collate_fn=collate_fn), 0
+        self._before = {} if is_known else remembered_values(self._things)
+
+    def count_batch(self) -> None:
+        """A batch has been read."""
+        self._batches += 1
+        if self._batches == BATCHES and not self.is_unchanged:
+            before, now = self._before, remembered_values(self._things)
+            self.changed = min((path for path in before.keys() | now.keys() if _differ(before, now, path)), default="")
+            self.is_unchanged, self._before = not self.changed, {}
+
+
+def _differ(before: dict[str, Any], now: dict[str, Any], path: str) -> bool:
+    if path not in before or path not in now:
+        return True
+    return before[path] is not now[path] and bool(before[path] != now[path])
