@@ -25,15 +25,21 @@ class DatasetChanges:
     def __init__(self, dataset: Any, collate_fn: Any, *, is_known: bool = False) -> None:
         self.is_unchanged, self.changed = is_known, ""
         self._things, self._batches = SimpleNamespace(dataset=dataset, collate_fn=collate_fn), 0
-        self._before = {} if is_known else remembered_values(self._things)
+        self._before = {} if is_known else self._now()
 
     def count_batch(self) -> None:
         """A batch has been read."""
         self._batches += 1
         if self._batches == BATCHES and not self.is_unchanged:
-            before, now = self._before, remembered_values(self._things)
+            before, now = self._before, self._now()
             self.changed = min((path for path in before.keys() | now.keys() if _differ(before, now, path)), default="")
             self.is_unchanged, self._before = not self.changed, {}
+
+    def _now(self) -> dict[str, Any]:
+        try:
+            return remembered_values(self._things)
+        except Exception as error:  # of objects of any kind: what cannot be looked at may change
+            return {repr(error)[:300]: object()}
 
 
 def _differ(before: dict[str, Any], now: dict[str, Any], path: str) -> bool:

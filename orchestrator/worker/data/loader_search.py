@@ -47,8 +47,11 @@ ORDER = ("batch_sampler", "sampler", "dataset", "generator")
 NOT_THE_RANKS = frozenset({"worker_init_fn", "_iterator"})
 """Attributes of a DataLoader that are not used in the rank's own process, or end with the epoch."""
 
-SMALL_BYTES = 1 << 16
-"""Of an array whose content is compared."""
+SMALL_BYTES, MOST_CONTENT_BYTES = 1 << 16, 1 << 20
+"""Limits of the arrays and tensors whose content is compared: of one, of all. The most take about 20 ms."""
+
+TENSOR_ITEM_BYTES = 16
+"""What a number counts as that is compared as text."""
 
 CONTAINERS: tuple[Any, ...] = (dict, list, tuple, collections.deque)
 SCALARS = (str, bytes, int, float, complex, bool, range, torch.dtype, torch.device)
@@ -383,7 +386,7 @@ class _MemorySearch(_LoaderSearch):
     """See `remembered_values`."""
 
     def __init__(self, thing: Any, values: dict[str, Any]) -> None:
-        self._root = thing
+        self._root, self._left_bytes = thing, MOST_CONTENT_BYTES
         self._known: set[int] | None = None
         super().__init__(thing, values)
 
@@ -430,12 +433,22 @@ class _MemorySearch(_LoaderSearch):
     def _value(self, thing: Any) -> Any:
         if hasattr(type(thing), "__next__") and type(thing).__module__.partition(".")[0] not in OF_LIBRARIES:
             return object()
+        return super()._value(thing) if (content := self._content(thing)) is None else content
+
+    def _content(self, thing: Any) -> Any:
+        """That of a small array or tensor; None of any other, and where enough was compared."""
         numpy = sys.modules.get("numpy")
-        if numpy and type(thing) is numpy.ndarray and thing.nbytes <= SMALL_BYTES and not thing.dtype.hasobject:
-            return thing.dtype.str, thing.shape, thing.tobytes()
-        if isinstance(thing, torch.Tensor) and thing.layout is torch.strided and thing.numel() <= SMALL_BYTES // 16:
-            return str(thing.dtype), repr(thing.tolist()) if thing.device.type == "cpu" else id(thing)
-        return super()._value(thing)
+        if numpy and type(thing) is numpy.ndarray and not thing.dtype.hasobject:
+            size = thing.nbytes
+        elif type(thing) is torch.Tensor and thing.layout is torch.strided and thing.device.type == "cpu":
+            size = thing.numel() * TENSOR_ITEM_BYTES
+        else:
+            return None
+        if size > min(SMALL_BYTES, self._left_bytes):
+            return None
+        self._left_bytes -= size
+        is_tensor = isinstance(thing, torch.Tensor)
+        return (thing.dtype, repr(thing.tolist())) if is_tensor else (thing.dtype.str, thing.shape, thing.tobytes())
 
 
 def _state_of(generator: Any) -> Any:

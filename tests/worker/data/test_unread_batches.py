@@ -21,7 +21,7 @@ from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Distribute
 
 from kgorch.errors import CannotRestore
 from kgorch.worker import rng_state
-from kgorch.worker.data import dataset_changes, worker_states
+from kgorch.worker.data import dataset_changes, loader_search, worker_states
 from kgorch.worker.data.loader_fast_forward import LoaderFastForward
 from kgorch.worker.data.unread_batches import CHANGES
 
@@ -568,6 +568,26 @@ def test_where_there_is_no_room_for_states_the_batches_are_read_again(monkeypatc
     monkeypatch.undo()
     monkeypatch.setattr(torch.Tensor, "share_memory_", full)
     assert worker_states.WorkerStates.of(2, 2, [], 0) is None
+
+
+def test_a_dataset_that_cannot_be_looked_at_counts_as_one_that_changes(monkeypatch):
+    def fails(_):
+        raise RuntimeError("a tensor of another kind")
+
+    monkeypatch.setattr(dataset_changes, "remembered_values", fails)
+    changes = dataset_changes.DatasetChanges(Counted(), None)
+    for _ in range(dataset_changes.BATCHES):
+        changes.count_batch()
+    assert (changes.is_unchanged, changes.changed) == (False, "RuntimeError('a tensor of another kind')")
+
+
+def test_the_content_that_is_compared_has_a_bound():
+    dataset = Counted()
+    dataset.arrays = [np.zeros(8000) for _ in range(200)]
+    dataset.tensors = [torch.zeros(4000) for _ in range(200)]
+    values = loader_search.remembered_values(dataset)
+    with_content = [value for value in values.values() if isinstance(value, tuple) and isinstance(value[-1], bytes)]
+    assert 0 < sum(len(value[-1]) for value in with_content) <= loader_search.MOST_CONTENT_BYTES
 
 
 def test_what_changes_is_named():
