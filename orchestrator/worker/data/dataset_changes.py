@@ -15,7 +15,7 @@ class DatasetChanges:
     """What a dataset and its `collate_fn` remember before the first batch, and after some (`remembered_values`).
 
     Args:
-        is_known: it was found unchanged before.
+        is_known: it was found unchanged before, and is taken for it until it is compared again.
 
     Attributes:
         is_unchanged: nothing has changed; false as long as that is not known.
@@ -25,15 +25,15 @@ class DatasetChanges:
     def __init__(self, dataset: Any, collate_fn: Any, *, is_known: bool = False) -> None:
         self.is_unchanged, self.changed = is_known, ""
         self._things, self._batches = SimpleNamespace(dataset=dataset, collate_fn=collate_fn), 0
-        self._before = {} if is_known else self._now()
+        self._before = self._now()
 
     def count_batch(self) -> None:
         """A batch has been read."""
         self._batches += 1
-        if self._batches == BATCHES and not self.is_unchanged:
-            before, now = self._before, self._now()
+        if self._batches == BATCHES:
+            before, now, self._before = self._before, self._now(), {}
             self.changed = min((path for path in before.keys() | now.keys() if _differ(before, now, path)), default="")
-            self.is_unchanged, self._before = not self.changed, {}
+            self.is_unchanged = not self.changed
 
     def _now(self) -> dict[str, Any]:
         try:
@@ -45,4 +45,7 @@ class DatasetChanges:
 def _differ(before: dict[str, Any], now: dict[str, Any], path: str) -> bool:
     if path not in before or path not in now:
         return True
-    return before[path] is not now[path] and bool(before[path] != now[path])
+    try:
+        return before[path] is not now[path] and bool(before[path] != now[path])
+    except Exception:  # of a number or text of a class of the script's
+        return True

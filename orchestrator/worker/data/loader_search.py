@@ -13,14 +13,17 @@ globals: a generator that only a module refers to is not found.
 
 from __future__ import annotations
 
+import array
 import collections
 import contextlib
 import dis
 import functools
 import inspect
+import itertools
 import random
 import sys
 import types
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,11 +50,11 @@ ORDER = ("batch_sampler", "sampler", "dataset", "generator")
 NOT_THE_RANKS = frozenset({"worker_init_fn", "_iterator"})
 """Attributes of a DataLoader that are not used in the rank's own process, or end with the epoch."""
 
-SMALL_BYTES, MOST_CONTENT_BYTES = 1 << 16, 1 << 20
-"""Limits of the arrays and tensors whose content is compared: of one, of all. The most take about 20 ms."""
+MOST_CONTENT_BYTES, SAMPLED_BYTES = 64 << 20, 1 << 16
+"""Of the arrays and tensors of a dataset whose whole content is compared, which takes some 50 ms; of one that is more, a sample."""
 
-TENSOR_ITEM_BYTES = 16
-"""What a number counts as that is compared as text."""
+MOST_REMEMBERED, MOST_ITEMS = 3_000, 1_000_000
+"""Limits of a comparison: visited objects, which take 0.3 s; items of a container of which each is compared."""
 
 CONTAINERS: tuple[Any, ...] = (dict, list, tuple, collections.deque)
 SCALARS = (str, bytes, int, float, complex, bool, range, torch.dtype, torch.device)
@@ -126,11 +129,13 @@ def plain_values(thing: Any) -> dict[str, Any]:
 def remembered_values(thing: Any) -> dict[str, Any]:
     """`plain_values` of what may remember something: datasets, functions, and objects of the script's own classes.
 
-    With what their functions name among the variables of their modules, the content of small arrays, and what generators there are.
+    With what their functions name among the variables of modules, the content of arrays, and what generators there are.
     An iterator differs from itself each time, for where it is cannot be seen. Of objects of libraries what they lead to counts.
     """
     values: dict[str, Any] = {}
     search = _MemorySearch(thing, values)
+    if not search.is_whole:  # what was not looked at may change
+        values["loader"] = object()
     return values | {path: id(item) for path, item in search.parts.generators.items()}
 
 
@@ -201,6 +206,8 @@ def of_the_process() -> set[int]:
 class _LoaderSearch:
     """Args: values: see `plain_values`, which fills it; None: they are not asked for."""
 
+    most_objects, is_whole = MOST_OBJECTS, True
+
     def __init__(self, loader: Any, values: dict[str, Any] | None = None) -> None:
         self.parts, self._values = LoaderParts(), values
         self._types, self._global = generator_types(), of_the_process()
@@ -218,8 +225,9 @@ class _LoaderSearch:
             node = self._open.popleft()
             if id(node.thing) in self._visited:
                 continue
-            if len(self._visited) >= MOST_OBJECTS:
-                self._doubt(f"only {MOST_OBJECTS} of its objects were searched for random generators")
+            if len(self._visited) >= self.most_objects:
+                self.is_whole = False
+                self._doubt(f"only {self.most_objects} of its objects were searched for random generators")
                 return
             self._visited.add(id(node.thing))
             self._held.append(node.thing)
@@ -385,6 +393,8 @@ class _LoaderSearch:
 class _MemorySearch(_LoaderSearch):
     """See `remembered_values`."""
 
+    most_objects = MOST_REMEMBERED
+
     def __init__(self, thing: Any, values: dict[str, Any]) -> None:
         self._root, self._left_bytes = thing, MOST_CONTENT_BYTES
         self._known: set[int] | None = None
@@ -400,30 +410,33 @@ class _MemorySearch(_LoaderSearch):
 
     def _below(self, node: _Node) -> Iterator[_Node]:
         node.is_own = self._counts(node)
-        for below in super()._below(node):
+        for below in itertools.chain(super()._below(node), self._of_code(node) if node.is_own else ()):
             below.is_own = node.is_own
             yield below
-        if node.is_own:
-            yield from self._of_code(node)
 
     def _of_code(self, node: _Node) -> Iterator[_Node]:
-        """What the class of an object holds, and what its functions, or a function, name among the variables of their modules."""
+        """What an object's class holds, and what its functions, or a function, hold and name among variables of modules."""
         thing, functions = node.thing, []
         if isinstance(thing, types.FunctionType):
             functions = [thing]
         for kind in filter(is_own_class, type(thing).__mro__):
             for name, value in vars(kind).items():
-                if isinstance(function := getattr(value, "__func__", value), types.FunctionType):
+                function = value.__func__ if isinstance(value, classmethod | staticmethod) else value
+                if isinstance(function, types.FunctionType):
                     functions.append(function)
                 elif not name.startswith("__"):
-                    yield from self._to(node, f".{name}", value, is_beyond=True)
+                    yield from self._to_named(node, f"→{kind.__name__}.{name}", value)
         for function in functions:
-            for name in _globals_of(function.__code__) & function.__globals__.keys():
-                value, path = function.__globals__[name], f"→{name}"
-                if not isinstance(value, self._types):
-                    yield from self._to(node, path, value, is_beyond=True)
-                elif id(value) not in self._kept_generators() | self._global:  # no checkpoint holds its state
-                    self._values[node.path + path] = _state_of(value)  # type: ignore[index]
+            for name in ("__dict__", "__defaults__", "__kwdefaults__"):
+                yield from self._to_named(node, f"→{function.__name__}.{name}", getattr(function, name))
+            for name, value in _named_by(function):
+                yield from self._to_named(node, f"→{name}", value)
+
+    def _to_named(self, node: _Node, path: str, thing: Any) -> Iterator[_Node]:
+        if not isinstance(thing, self._types):
+            yield from self._to(node, path, thing, is_beyond=True)
+        elif id(thing) not in self._kept_generators() | self._global:  # no checkpoint holds its state
+            self._values[node.path + path] = _state_of(thing)  # type: ignore[index]
 
     def _kept_generators(self) -> set[int]:
         if self._known is None:
@@ -433,22 +446,41 @@ class _MemorySearch(_LoaderSearch):
     def _value(self, thing: Any) -> Any:
         if hasattr(type(thing), "__next__") and type(thing).__module__.partition(".")[0] not in OF_LIBRARIES:
             return object()
+        if type(thing) in CONTAINERS and INNER < len(thing) <= MOST_ITEMS:
+            items = thing.values() if isinstance(thing, dict) else thing
+            return type(thing), len(thing), hash(tuple(map(id, items)))
         return super()._value(thing) if (content := self._content(thing)) is None else content
 
     def _content(self, thing: Any) -> Any:
-        """That of a small array or tensor; None of any other, and where enough was compared."""
+        """A checksum of an array or tensor, of a sample of one that is large; None of anything else."""
         numpy = sys.modules.get("numpy")
-        if numpy and type(thing) is numpy.ndarray and not thing.dtype.hasobject:
-            size = thing.nbytes
-        elif type(thing) is torch.Tensor and thing.layout is torch.strided and thing.device.type == "cpu":
-            size = thing.numel() * TENSOR_ITEM_BYTES
+        if type(thing) in (bytearray, array.array):
+            flat: Any = memoryview(thing).cast("B")
+        elif numpy and type(thing) is torch.Tensor and thing.layout is torch.strided and thing.device.type == "cpu":
+            flat = thing.detach().contiguous().view(-1).view(torch.uint8).numpy() if thing.numel() else b""
+        elif numpy and type(thing) is numpy.ndarray and not thing.dtype.hasobject:
+            flat = numpy.ascontiguousarray(thing).reshape(-1).view(numpy.uint8) if thing.size else b""
         else:
             return None
-        if size > min(SMALL_BYTES, self._left_bytes):
-            return None
-        self._left_bytes -= size
-        is_tensor = isinstance(thing, torch.Tensor)
-        return (thing.dtype, repr(thing.tolist())) if is_tensor else (thing.dtype.str, thing.shape, thing.tobytes())
+        size = len(flat)
+        if size > self._left_bytes:
+            flat = bytes(flat[:: size // SAMPLED_BYTES | 1])  # odd: of numbers it meets each byte
+        else:
+            self._left_bytes -= size
+        return size, zlib.crc32(flat)
+
+
+def _named_by(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """What a function names among the variables of its module, and of other modules of the script."""
+    own = function.__globals__
+    for name in _globals_of(function.__code__):
+        value = own[name] if name in own else sys.modules.get(name)
+        if isinstance(value, types.ModuleType):
+            if is_of_script(getattr(value, "__file__", None) or "<frozen>", value.__name__):
+                members = vars(value)
+                yield from ((f"{name}.{item}", members[item]) for item in _names_of(function.__code__) & members.keys())
+        elif name in own:
+            yield name, value
 
 
 def _state_of(generator: Any) -> Any:
@@ -460,9 +492,19 @@ def _state_of(generator: Any) -> Any:
 
 @functools.cache
 def _globals_of(code: types.CodeType) -> frozenset[str]:
-    """The variables of its module that a function names, with those inside it."""
-    named = {item.argval for item in dis.get_instructions(code) if item.opname in ("LOAD_GLOBAL", "STORE_GLOBAL")}
-    return frozenset(named).union(*(_globals_of(item) for item in code.co_consts if isinstance(item, types.CodeType)))
+    """The variables of its module that a function names, and the modules that it imports, with those of functions inside it."""
+    used = ("LOAD_GLOBAL", "STORE_GLOBAL", "IMPORT_NAME")
+    named = {item.argval for item in dis.get_instructions(code) if item.opname in used}
+    return frozenset(named).union(*map(_globals_of, _codes_in(code)))
+
+
+@functools.cache
+def _names_of(code: types.CodeType) -> frozenset[str]:
+    return frozenset(code.co_names).union(*map(_names_of, _codes_in(code)))
+
+
+def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    return (item for item in code.co_consts if isinstance(item, types.CodeType))
 
 
 def _asked(thing: Any, name: str) -> Any:

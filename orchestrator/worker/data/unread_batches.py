@@ -30,6 +30,9 @@ CHANGES = "the dataset changes as it is read, so a resume reads again what the e
 _kept: weakref.WeakKeyDictionary[DataLoader[Any], WorkerStates] = weakref.WeakKeyDictionary()
 """Of the loading processes that stay from one epoch to the next."""
 
+_are_unchanged: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
+"""Those whose datasets were found unchanged, in this or an earlier epoch."""
+
 
 class Unread(NamedTuple):
     """A place to go on from, of a checkpoint.
@@ -60,13 +63,15 @@ class UnreadBatches:
     def __init__(self, loader: DataLoader[Any], unread: Unread | None, *, begins_at: int = 0) -> None:
         self._loader, self.states = loader, None
         self._changes: DatasetChanges | None = None
+        is_known = unread is not None or loader in _are_unchanged
         if not loader.num_workers:
-            self._changes = DatasetChanges(loader.dataset, loader.collate_fn, is_known=unread is not None)
+            self._changes = DatasetChanges(loader.dataset, loader.collate_fn, is_known=is_known)
         elif are_started(loader):
             self.states = _kept.get(loader)
         else:
             begins = unread.processes if unread else []
-            self.states = WorkerStates.of(loader.num_workers, loader.prefetch_factor or 2, begins, begins_at)
+            prefetch = loader.prefetch_factor or 2
+            self.states = WorkerStates.of(loader.num_workers, prefetch, begins, begins_at, is_known=is_known)
             if loader.persistent_workers and self.states:
                 _kept[loader] = self.states
 
@@ -88,6 +93,10 @@ class UnreadBatches:
 
     def place(self, watch: ReadWatch, used: int) -> dict[str, Any] | None:
         """An `Unread` as plain JSON; None where the used batches have to be read again. Args: used: batches of the epoch."""
+        if self.note:
+            _are_unchanged.discard(self._loader)
+        elif self._changes.is_unchanged if self._changes else self.states and self.states.are_unchanged:
+            _are_unchanged.add(self._loader)
         if not used or watch.order is None or watch.in_threads:
             return None
         processes: list[Any] | None = None

@@ -54,27 +54,38 @@ class WorkerStates:
         prefetch: batches that a process may read before the first of them is given.
         begins: states as of `before` with which the processes begin the epoch `begins_at`; empty where they begin as they are.
         begins_at: as `epoch`.
+        is_known: the dataset was found unchanged before.
 
     Attributes:
         epoch: epochs that the processes have begun before the running one.
     """
 
     @classmethod
-    def of(cls, processes: int, prefetch: int, begins: Sequence[Any], begins_at: int) -> WorkerStates | None:
+    def of(
+        cls, processes: int, prefetch: int, begins: Sequence[Any], begins_at: int, *, is_known: bool
+    ) -> WorkerStates | None:
         """None where there is no room for them."""
         if processes * (prefetch + MOST_BEHIND) * SLOT_BYTES > MOST_BYTES:
             return None
         try:
-            return cls(processes, prefetch, begins, begins_at)
+            return cls(processes, prefetch, begins, begins_at, is_known=is_known)
         except (RuntimeError, OSError):  # shared memory is scarce in containers
             return None
 
-    def __init__(self, processes: int, prefetch: int, begins: Sequence[Any] = (), begins_at: int = 0) -> None:
+    def __init__(
+        self, processes: int, prefetch: int, begins: Sequence[Any] = (), begins_at: int = 0, *, is_known: bool = False
+    ) -> None:
         self._slots, self._begins, self._begins_at = prefetch + MOST_BEHIND, list(begins), begins_at
+        self._is_known = is_known
         self._memory = torch.zeros(processes, self._slots, SLOT_BYTES, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
         # By process: the epoch in which it has found the dataset unchanged, or one of the two above.
         self._unchanged_in = torch.full((processes,), UNKNOWN).share_memory_()  # type: ignore[no-untyped-call]
         self.epoch = 0
+
+    @property
+    def are_unchanged(self) -> bool:
+        """All processes have found the dataset unchanged in this epoch."""
+        return bool((self._unchanged_in == self.epoch).all())
 
     @property
     def has_changed(self) -> bool:
@@ -93,7 +104,7 @@ class WorkerStates:
         """
         processes = len(self._memory)
         has_written = not (self._begins and self.epoch == self._begins_at and number - skipped < processes)
-        if has_written and not (self._unchanged_in == self.epoch).all():
+        if has_written and not self.are_unchanged:
             return None
         found = [None] * processes
         for batch in range(number, number + processes):
@@ -130,7 +141,7 @@ class WorkerStates:
             fetcher = create(*args, **named)  # type: ignore[no-untyped-call]
             if fetcher.dataset is info.dataset:
                 begin = self._begins[info.id] if self._begins and epochs == self._begins_at else None
-                is_known = reads is not None and reads.has_not_changed
+                is_known = self._is_known if reads is None else reads.has_not_changed
                 reads = _Reads(self, fetcher, info.id, epochs, begin, is_known=is_known)
                 fetcher.fetch, epochs = reads.fetch, epochs + 1
             return fetcher

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 import json
@@ -177,6 +178,20 @@ def test_a_batch_that_a_step_had_not_done_comes_again_as_it_was(name, capsys):
         after, _ = train(LOADERS[name], begin=left, epochs=2)
         assert [batch for _, batch, _ in before[:-back] + after] == [batch for _, batch, _ in whole]
     assert "which are read again" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_one_epoch_has_shown_of_a_dataset_holds_from_the_next_one_on(workers):
+    """A process of many reads too few batches in a short epoch to show it once more."""
+    loader = DataLoader(Counted(), 4, shuffle=True, num_workers=workers)
+    for epoch, is_known in ((0, False), (1, True)):
+        replay = LoaderFastForward(loader, 1, CPU, None, 1)
+        replay.seek(epoch, 0)
+        given = iter(replay)
+        next(given)
+        assert bool(replay.place["unread"]) == is_known
+        collections.deque(itertools.islice(given, 8), 0)
+        assert replay.place["unread"]
 
 
 @pytest.mark.parametrize("start", ["spawn", "forkserver"])
@@ -370,6 +385,57 @@ def of_a_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "augmentations", torch)
 
 
+class Defaulted(Counted):
+    count = 0
+
+    def __getitem__(self, index):
+        self.count += 1
+        return super().__getitem__(index) + self.count
+
+
+def jitter(value):
+    return value + RNG.random()
+
+
+class ByFunction(Counted):
+    """Of another module of the script."""
+
+    def __getitem__(self, index):
+        return MODULE.jitter(super().__getitem__(index))
+
+
+MODULE = sys.modules[__name__]
+
+
+class Large(Counted):
+    def __init__(self):
+        self.before = np.zeros(20_000)
+
+    def __getitem__(self, index):
+        value = super().__getitem__(index) + self.before[0]
+        self.before[:] = index
+        return value
+
+
+class Views(Counted):
+    def __init__(self):
+        self.views = [1000] * 1000
+
+    def __getitem__(self, index):
+        self.views[index + 100] += 1
+        return super().__getitem__(index) + sum(self.views)
+
+
+def collate_counting(samples, state={"n": 0}):  # noqa: B006
+    state["n"] += 1
+    return torch.stack(samples) + state["n"]
+
+
+def collate_noting(samples):
+    collate_noting.n += 1
+    return torch.stack(samples) + collate_noting.n
+
+
 IN_PROCESSES_ALONE = {LazyOrder, DictPool, FirstValue, NewGenerator}
 """Read again in the rank's own process they are others: the training has drawn in between, or the generator is another object."""
 
@@ -378,8 +444,8 @@ IN_PROCESSES_ALONE = {LazyOrder, DictPool, FirstValue, NewGenerator}
 @pytest.mark.parametrize(
     "data",
     [
-        LazyGenerator, LazyOrder, NewGenerator, Cycled, FirstValue, InPlace, OfClass, DictPool, OfModule,
-        lambda: Composed(Steps()),
+        LazyGenerator, LazyOrder, NewGenerator, Cycled, FirstValue, InPlace, OfClass, DictPool, OfModule, Defaulted, ByFunction,
+        Large, Views, lambda: Composed(Steps()),
     ],
 )  # fmt: skip
 def test_what_a_dataset_remembers_is_seen_wherever_it_is(data, workers, monkeypatch, of_a_library):
@@ -394,6 +460,19 @@ def test_what_a_dataset_remembers_is_seen_wherever_it_is(data, workers, monkeypa
     after, _ = train(make, begin=left, epochs=1)
     if workers or data not in IN_PROCESSES_ALONE:
         assert before + after == whole
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("collate", [collate_counting, collate_noting])
+def test_what_a_function_remembers_is_seen(collate, workers):
+    def make():
+        collate_noting.n, collate_counting.__defaults__[0]["n"] = 0, 0
+        return DataLoader(Counted(), 2, collate_fn=collate, num_workers=workers)
+
+    whole, _ = train(make, epochs=1)
+    before, left = train(make, cut_after=(0, 18), epochs=1)
+    assert left["began"]["unread"] is None
+    assert before + train(make, begin=left, epochs=1)[0] == whole
 
 
 class Opened(Counted):
@@ -567,7 +646,7 @@ def test_where_there_is_no_room_for_states_the_batches_are_read_again(monkeypatc
 
     monkeypatch.undo()
     monkeypatch.setattr(torch.Tensor, "share_memory_", full)
-    assert worker_states.WorkerStates.of(2, 2, [], 0) is None
+    assert worker_states.WorkerStates.of(2, 2, [], 0, is_known=False) is None
 
 
 def test_a_dataset_that_cannot_be_looked_at_counts_as_one_that_changes(monkeypatch):
@@ -581,13 +660,19 @@ def test_a_dataset_that_cannot_be_looked_at_counts_as_one_that_changes(monkeypat
     assert (changes.is_unchanged, changes.changed) == (False, "RuntimeError('a tensor of another kind')")
 
 
-def test_the_content_that_is_compared_has_a_bound():
+def test_what_is_compared_has_a_bound(monkeypatch):
+    monkeypatch.setattr(loader_search, "MOST_CONTENT_BYTES", 1 << 20)
     dataset = Counted()
-    dataset.arrays = [np.zeros(8000) for _ in range(200)]
-    dataset.tensors = [torch.zeros(4000) for _ in range(200)]
-    values = loader_search.remembered_values(dataset)
-    with_content = [value for value in values.values() if isinstance(value, tuple) and isinstance(value[-1], bytes)]
-    assert 0 < sum(len(value[-1]) for value in with_content) <= loader_search.MOST_CONTENT_BYTES
+    dataset.array, dataset.tensor = np.zeros(1 << 17), torch.zeros(1 << 10)
+    before = loader_search.remembered_values(dataset)
+    dataset.array[:] = 1
+    assert before["loader.array"] != loader_search.remembered_values(dataset)["loader.array"], "all of it"
+    dataset.array = np.zeros(1 << 20)
+    before = loader_search.remembered_values(dataset)
+    dataset.array[:] = 1
+    assert before["loader.array"] != loader_search.remembered_values(dataset)["loader.array"], "a sample"
+    dataset.steps = [[Steps() for _ in range(200)] for _ in range(200)]
+    assert loader_search.remembered_values(dataset)["loader"] != loader_search.remembered_values(dataset)["loader"]
 
 
 def test_what_changes_is_named():
