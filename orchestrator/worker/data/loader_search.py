@@ -136,7 +136,7 @@ def remembered_values(thing: Any) -> dict[str, Any]:
     search = _MemorySearch(thing, values)
     if not search.is_whole:  # what was not looked at may change
         values["loader"] = object()
-    return values | {path: id(item) for path, item in search.parts.generators.items()}
+    return values | search.parts.generators  # themselves: the id of one that is gone may be another one's
 
 
 def takes_epochs(thing: Any) -> bool:
@@ -448,7 +448,7 @@ class _MemorySearch(_LoaderSearch):
             return object()
         if type(thing) in CONTAINERS and INNER < len(thing) <= MOST_ITEMS:
             items = thing.values() if isinstance(thing, dict) else thing
-            return type(thing), len(thing), hash(tuple(map(id, items)))
+            return type(thing), len(thing), hash(tuple(item if type(item) in SCALARS else id(item) for item in items))
         return super()._value(thing) if (content := self._content(thing)) is None else content
 
     def _content(self, thing: Any) -> Any:
