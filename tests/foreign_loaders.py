@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import queue
 import random
 import threading
@@ -20,6 +21,9 @@ from torch.utils.data import (
     Sampler,
     WeightedRandomSampler,
 )
+
+from kgorch.worker import rng_state
+from kgorch.worker.data.loader_fast_forward import LoaderFastForward
 
 
 def noise() -> list[float]:
@@ -195,3 +199,34 @@ LOADERS = {
     "dataset's generators, reads ahead": nested(loader=Ahead, data=Augmented),
     "a list": lambda: [torch.full((4, 1), float(number)) for number in range(10)],
 }
+
+CPU = torch.device("cpu")
+
+
+def seed(value):
+    random.seed(value), np.random.seed(value), torch.manual_seed(value)
+
+
+def train(make, *, cut_after=None, begin=None, epochs=3, lost="", back=0):
+    """What a training sees: each batch, and its own draws from the same generators between them (dropout, say).
+
+    `cut_after`: epoch and batches after which it is cut; `begin`: what such a one has left, as a checkpoint keeps it. `lost`: of
+    what could not be brought back. `back`: of the newest batches that a checkpoint counts as not used.
+    """
+    seed(7 if begin is None else 99)
+    loader, seen = make(), []
+    at = begin["epoch"] if begin else 0
+    for epoch in range(at, epochs):
+        resumed = begin if epoch == at else None
+        replay = LoaderFastForward(loader, 1, CPU, resumed and resumed["began"], 1, gives_back=bool(back))
+        replay.give_back(back)
+        replay.seek(epoch, resumed["batch"] if resumed else 0)
+        if resumed:
+            rng_state.restore(resumed["rng"], CPU)
+        for number, batch in enumerate(replay, 1 + (resumed["batch"] if resumed else 0)):
+            seen.append((epoch, batch.tolist(), noise()))
+            if (epoch, number) == cut_after:
+                left = {"epoch": epoch, "batch": number - back, "rng": rng_state.capture(CPU), "began": replay.place}
+                return seen, json.loads(json.dumps(left | {"exactness": replay.exactness}))
+        assert lost in replay.lost if lost and resumed else replay.lost == ""
+    return seen, None

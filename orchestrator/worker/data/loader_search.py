@@ -50,8 +50,9 @@ ORDER = ("batch_sampler", "sampler", "dataset", "generator")
 NOT_THE_RANKS = frozenset({"worker_init_fn", "_iterator"})
 """Attributes of a DataLoader that are not used in the rank's own process, or end with the epoch."""
 
-MOST_CONTENT_BYTES, SAMPLED_BYTES = 64 << 20, 1 << 16
-"""Of the arrays and tensors of a dataset whose whole content is compared, which takes some 50 ms; of one that is more, a sample."""
+MOST_CONTENT_BYTES, SAMPLED_BYTES = 64 << 20, 1 << 12
+"""Of the arrays and tensors of a dataset: whose whole content is compared, which takes some 50 ms; of each that is more, a sample,
+for it may lie on a disk."""
 
 MOST_REMEMBERED, MOST_ITEMS = 3_000, 1_000_000
 """Limits of a comparison: visited objects, which take 0.3 s; items of a container of which each is compared."""
@@ -452,21 +453,28 @@ class _MemorySearch(_LoaderSearch):
         return super()._value(thing) if (content := self._content(thing)) is None else content
 
     def _content(self, thing: Any) -> Any:
-        """A checksum of an array or tensor, of a sample of one that is large; None of anything else."""
+        """A checksum of an array or tensor, or of a sample of a large one; None of anything else, and of a large one in no row."""
         numpy = sys.modules.get("numpy")
         if type(thing) in (bytearray, array.array):
-            flat: Any = memoryview(thing).cast("B")
+            size, is_row = memoryview(thing).nbytes, True
         elif numpy and type(thing) is torch.Tensor and thing.layout is torch.strided and thing.device.type == "cpu":
-            flat = thing.detach().contiguous().view(-1).view(torch.uint8).numpy() if thing.numel() else b""
+            size, is_row = thing.nbytes, thing.is_contiguous()
         elif numpy and type(thing) is numpy.ndarray and not thing.dtype.hasobject:
-            flat = numpy.ascontiguousarray(thing).reshape(-1).view(numpy.uint8) if thing.size else b""
+            size, is_row = thing.nbytes, thing.flags.c_contiguous
         else:
             return None
-        size = len(flat)
-        if size > self._left_bytes:
-            flat = bytes(flat[:: size // SAMPLED_BYTES | 1])  # odd: of numbers it meets each byte
+        is_large = size > self._left_bytes
+        if not size or (is_large and not is_row):
+            return None
+        if isinstance(thing, torch.Tensor):
+            flat: Any = thing.detach().contiguous().view(-1).view(torch.uint8).numpy()
+        elif isinstance(thing, bytearray | array.array):
+            flat = memoryview(thing).cast("B")
         else:
-            self._left_bytes -= size
+            flat = numpy.ascontiguousarray(thing).reshape(-1).view(numpy.uint8)  # type: ignore[union-attr]
+        if is_large:
+            return size, zlib.crc32(bytes(flat[:: size // SAMPLED_BYTES | 1]))  # odd: of numbers it meets each byte
+        self._left_bytes -= size
         return size, zlib.crc32(flat)
 
 

@@ -49,7 +49,7 @@ class Unread(NamedTuple):
 
 
 class UnreadBatches:
-    """Of one epoch in this process.
+    """What a resume needs to leave out the used batches of the running epoch, as far as this process knows it.
 
     Args:
         loader: as `indexed` has found it.

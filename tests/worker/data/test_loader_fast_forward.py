@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from foreign_loaders import (
+    CPU,
     LOADERS,
     Ahead,
     Augmented,
@@ -31,6 +32,8 @@ from foreign_loaders import (
     nested,
     noise,
     own_generator,
+    seed,
+    train,
 )
 from harness import Kgorch
 from hypothesis import assume, given, settings
@@ -51,38 +54,7 @@ from kgorch.worker.data.loader_fast_forward import LoaderFastForward
 from kgorch.worker.data.loader_reads import SampledBatch
 from kgorch.worker.restore import ResumePoint
 
-CPU = torch.device("cpu")
-
-
 EXACT_ANYWAY = {"distributed, 0 workers", "stream, 0 workers", "a list"}
-
-
-def seed(value):
-    random.seed(value), np.random.seed(value), torch.manual_seed(value)
-
-
-def train(make, *, cut_after=None, begin=None, epochs=3, lost=""):
-    """What a training sees: each batch, and its own draws from the same generators between them (dropout, say).
-
-    `cut_after`: epoch and batches after which it is cut; `begin`: what such a one has left, as a checkpoint keeps it. `lost`: of
-    what could not be brought back.
-    """
-    seed(7 if begin is None else 99)
-    loader, seen = make(), []
-    at = begin["epoch"] if begin else 0
-    for epoch in range(at, epochs):
-        resumed = begin if epoch == at else None
-        replay = LoaderFastForward(loader, 1, CPU, resumed and resumed["began"], 1)
-        replay.seek(epoch, resumed["batch"] if resumed else 0)
-        if resumed:
-            rng_state.restore(resumed["rng"], CPU)
-        for number, batch in enumerate(replay, 1 + (resumed["batch"] if resumed else 0)):
-            seen.append((epoch, batch.tolist(), noise()))
-            if (epoch, number) == cut_after:
-                left = {"epoch": epoch, "batch": number, "rng": rng_state.capture(CPU), "began": replay.place}
-                return seen, json.loads(json.dumps(left))
-        assert lost in replay.lost if lost and resumed else replay.lost == ""
-    return seen, None
 
 
 @pytest.mark.parametrize("name", LOADERS)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate.data_loader import DataLoaderShard
-from foreign_loaders import Ahead, Augmented, Noisy, Part, Shuffled, noise
+from foreign_loaders import CPU, Ahead, Augmented, Noisy, Part, Shuffled, noise, seed, train
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, DistributedSampler, RandomSampler, Sampler, Subset
@@ -25,8 +25,6 @@ from kgorch.worker import rng_state
 from kgorch.worker.data import dataset_changes, loader_search, worker_states
 from kgorch.worker.data.loader_fast_forward import LoaderFastForward
 from kgorch.worker.data.unread_batches import CHANGES
-
-CPU = torch.device("cpu")
 
 READS = multiprocessing.Value("q")
 """Samples that were read, in all processes; no part of a dataset, which it would change."""
@@ -101,32 +99,6 @@ LOADERS = {
     "python's generator": lambda: DataLoader(Counted(), 4, sampler=Shuffled(40)),
     "subsets": lambda: DataLoader(ConcatDataset([Subset(Counted(), range(25)), Counted()]), 4, shuffle=True),
 }
-
-
-def seed(value):
-    random.seed(value), np.random.seed(value), torch.manual_seed(value)
-
-
-def train(make, *, cut_after=None, begin=None, epochs=3, back=0):
-    """As in test_loader_fast_forward. `back`: of the newest batches that a checkpoint counts as not used."""
-    seed(7 if begin is None else 99)
-    loader, seen = make(), []
-    at = begin["epoch"] if begin else 0
-    for epoch in range(at, epochs):
-        resumed = begin if epoch == at else None
-        replay = LoaderFastForward(loader, 1, CPU, resumed and resumed["began"], 1, gives_back=bool(back))
-        replay.give_back(back)
-        replay.seek(epoch, resumed["batch"] if resumed else 0)
-        if resumed:
-            rng_state.restore(resumed["rng"], CPU)
-        for number, batch in enumerate(replay, 1 + (resumed["batch"] if resumed else 0)):
-            seen.append((epoch, batch.tolist(), noise()))
-            if (epoch, number) == cut_after:
-                left = {"epoch": epoch, "batch": number - back, "rng": rng_state.capture(CPU), "began": replay.place}
-                left["exactness"] = replay.exactness
-                return seen, json.loads(json.dumps(left))
-        assert replay.lost == ""
-    return seen, None
 
 
 def reads_of(loader, begin):
@@ -671,6 +643,12 @@ def test_what_is_compared_has_a_bound(monkeypatch):
     before = loader_search.remembered_values(dataset)
     dataset.array[:] = 1
     assert before["loader.array"] != loader_search.remembered_values(dataset)["loader.array"], "a sample"
+    dataset.array = np.zeros((1 << 5, 1 << 5)).T
+    before = loader_search.remembered_values(dataset)
+    dataset.array[1, 2] = 1
+    assert before["loader.array"] != loader_search.remembered_values(dataset)["loader.array"], "in no row"
+    dataset.tensor = torch.zeros(1 << 10, 1 << 10).T
+    assert loader_search.remembered_values(dataset)["loader.tensor"] == (id(dataset.tensor), 0), "would be copied"
     dataset.steps = [[Steps() for _ in range(200)] for _ in range(200)]
     assert loader_search.remembered_values(dataset)["loader"] != loader_search.remembered_values(dataset)["loader"]
 
