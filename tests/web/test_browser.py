@@ -36,6 +36,7 @@ def chromium(width: int = 1280, height: int = 900, *, dark: bool = False):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    driver.set_script_timeout(240)  # axe takes some seconds, on a busy machine more than the usual 30
     try:
         screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
