@@ -14,6 +14,7 @@ import os
 import random
 import signal
 import statistics
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -50,10 +51,10 @@ class Endless:
 class Ready(Loader):
     """session.loader()'s, with every batch read before."""
 
-    batch: Any = None
+    given: Any = None
 
     def parts(self) -> Iterator[list[Any]]:
-        return itertools.repeat([self.batch])
+        return itertools.repeat([self.given])
 
 
 class Training:
@@ -75,7 +76,7 @@ class Training:
         session.track(model=self.model, optimizer=self.optimizer)
         loader = session.loader(Endless(), SAMPLES * session.world_size)
         loader.__class__ = Ready
-        setattr(loader, "batch", self.batch)  # noqa: B010
+        setattr(loader, "given", self.batch)  # noqa: B010
         self.batches = session.steps(loader, 1)
 
     def loss_of(self, x: torch.Tensor) -> torch.Tensor:
@@ -198,13 +199,20 @@ def one_round(
             take = training.alone if way == ALONE else training.supervised
             take(SETTLES)
             dist.barrier()
-            thread_s, used_s = time.thread_time(), time.process_time()
+            thread_s, used_s, own_s = time.thread_time(), time.process_time(), own_threads_s()
             done_s = [time.perf_counter(), *take(steps)]
             thread_s, used_s = (time.thread_time() - thread_s) / steps, (time.process_time() - used_s) / steps
+            own_s = (own_threads_s() - own_s) / (done_s[-1] - done_s[0])
         each_s = [later - sooner for sooner, later in itertools.pairwise(done_s)]
         of_all = {"step_s": statistics.fmean(each_s), "median_s": statistics.median(each_s), "cpu_s": used_s}
-        found.append({"size": size_ms, "way": way, **of_all, "main_thread_s": thread_s})
+        found.append({"size": size_ms, "way": way, **of_all, "main_thread_s": thread_s, "own_threads_core": own_s})
     return found
+
+
+def own_threads_s() -> float:
+    """Processor time of kgorch's threads in this rank. All others beside the main thread are PyTorch's, which sum the gradients."""
+    mine = [thread.ident for thread in threading.enumerate() if thread.name.startswith("kgorch-")]
+    return sum(time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in mine if ident is not None)
 
 
 def calibrated(training: Training, step_s: float) -> int:

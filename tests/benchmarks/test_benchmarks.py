@@ -151,6 +151,8 @@ def test_each_features_cost_is_measured_in_turns(tmp_path, monkeypatch):
     rows = list(overhead.of_steps(found["blocks"]))
     assert rows[0]["name"] == "kgorch" and rows[0]["figures"]["pairs"] == 2
     assert len(rows) == 8 and all(row["value"] > 0 for row in rows)
+    assert all(0 <= block["own_threads_core"] < 1 for block in found["blocks"])
+    assert any(block["own_threads_core"] for block in found["blocks"])
 
 
 @pytest.mark.soak
