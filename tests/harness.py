@@ -285,7 +285,9 @@ class Kgorch:
         env: dict[str, str] | None = None,
         within_s: float = 60,
     ) -> None:
-        """Train in three sessions: one is stopped after a fifth of the steps, one is killed after three fifths.
+        """Train in three sessions: one is stopped after a fifth of the steps, one is killed after two fifths.
+
+        On a busy machine seconds pass until a step is seen here and all are killed: three fifths of the steps must last longer.
 
         Args:
             hurry, env: words and variables for the last start, which need not be as slow as those that are cut.
@@ -296,7 +298,7 @@ class Kgorch:
         answer = control_socket.ask(self.home / "runs/test/1/control.sock", "stop", timeout_s=60)
         assert answer and answer.ok and supervisor.wait(timeout=60) == 10
         supervisor = self.background("start", str(plan))
-        self.wait_for_step(steps * 3 // 5, within_s=within_s)
+        self.wait_for_step(steps * 2 // 5, within_s=within_s)
         self.kill_everything()
         supervisor.wait()
         self.extra_env |= env or {}

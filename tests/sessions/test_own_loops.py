@@ -17,8 +17,8 @@ STYLES = {
 RANKS = {"iterations": 3, "loaders": 3, "accumulated": 2}
 """The sums of three have other bits where DDP lays the gradients into other buckets (worker/memory/bucket_order.py)."""
 
-SLEEP_S = {"iterations": 0.3, "loaders": 0.4, "accumulated": 1.2}
-"""In each step: 15 s a training, which is cut before."""
+SLEEP_S = {"iterations": 0.5, "loaders": 0.6, "accumulated": 1.8}
+"""In each step: 25 s a training, which is cut before."""
 
 
 def outputs(kgorch: Kgorch) -> dict[str, str]:

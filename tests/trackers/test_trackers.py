@@ -489,7 +489,7 @@ def test_two_processes_do_not_feed_one_tracker(engine, run):
 def test_a_training_that_is_stopped_killed_and_resumed_is_one_curve_in_tensorboard(kgorch):
     pytest.importorskip("tensorboard")
     plan = kgorch.plan(
-        args={"epochs": 20, "sleep": 0.4}, extra='[track]\nto = ["tensorboard"]\nfolder = "tb"\nsystem = false'
+        args={"epochs": 20, "sleep": 0.6}, extra='[track]\nto = ["tensorboard"]\nfolder = "tb"\nsystem = false'
     )
     total = 20 * 6
     kgorch.stop_and_kill(plan, total, hurry=("--set", "stage.train.args.sleep=0.0"), within_s=120)

@@ -68,7 +68,7 @@ def test_an_unmodified_program_has_the_bits_of_an_uninterrupted_one(kgorch: Kgor
     alone("start", str(plan))
     state, steps = alone.export(), alone.status()["step"]
     assert "weights" not in alone.status()["exactness"], "the ranks hold the same"
-    kgorch.extra_env |= env | {"SPREAD_S": "0.6"}
+    kgorch.extra_env |= env | {"SPREAD_S": "1.0"}
     plan = kgorch.plan(program, ranks=RANKS.get(case, 2), args=args, every="700ms", extra=BEST.get(library, ""))
     kgorch.stop_and_kill(plan, steps, env={"SPREAD_S": "0"}, within_s=120)
     assert (kgorch.folder / "out" / "after.txt").read_text() == (alone.folder / "out" / "after.txt").read_text()
