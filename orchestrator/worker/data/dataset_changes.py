@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from kgorch.worker.data.loader_search import remembered_values
+from kgorch.worker.data.dataset_memory import remembered_values
 
 BATCHES = 4
 """After so many a dataset is compared with itself before the first."""
@@ -19,7 +19,7 @@ class DatasetChanges:
 
     Attributes:
         is_unchanged: nothing has changed; false as long as that is not known.
-        changed: path of something that has; empty where nothing has.
+        changed: path of something that has, as `dataset.count`, or why that is not known; empty where nothing has.
     """
 
     def __init__(self, dataset: Any, collate_fn: Any, *, is_known: bool = False) -> None:
@@ -32,14 +32,15 @@ class DatasetChanges:
         self._batches += 1
         if self._batches == BATCHES:
             before, now, self._before = self._before, self._now(), {}
-            self.changed = min((path for path in before.keys() | now.keys() if _differ(before, now, path)), default="")
+            changed = min((path for path in before.keys() | now.keys() if _differ(before, now, path)), default="")
+            self.changed = changed.removeprefix("loader.")
             self.is_unchanged = not self.changed
 
     def _now(self) -> dict[str, Any]:
         try:
             return remembered_values(self._things)
         except Exception as error:  # of objects of any kind: what cannot be looked at may change
-            return {repr(error)[:300]: object()}
+            return {f"{type(error).__name__} at a look: {error}"[:300]: object()}
 
 
 def _differ(before: dict[str, Any], now: dict[str, Any], path: str) -> bool:

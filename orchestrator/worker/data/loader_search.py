@@ -13,17 +13,13 @@ globals: a generator that only a module refers to is not found.
 
 from __future__ import annotations
 
-import array
 import collections
 import contextlib
-import dis
 import functools
 import inspect
-import itertools
 import random
 import sys
 import types
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,7 +30,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from kgorch.errors import CannotRestore
 from kgorch.worker.data import generator_states
-from kgorch.worker.script_code import is_of_script, is_own_class
 
 MOST_OBJECTS, MOST_DEPTH = 10_000, 64
 """Limits of one search: visited objects, edges from the loader. None of time: what is found must not depend on how busy the machine
@@ -50,19 +45,9 @@ ORDER = ("batch_sampler", "sampler", "dataset", "generator")
 NOT_THE_RANKS = frozenset({"worker_init_fn", "_iterator"})
 """Attributes of a DataLoader that are not used in the rank's own process, or end with the epoch."""
 
-MOST_CONTENT_BYTES, SAMPLED_BYTES = 64 << 20, 1 << 12
-"""Of the arrays and tensors of a dataset: whose whole content is compared, which takes some 50 ms; of each that is more, a sample,
-for it may lie on a disk."""
-
-MOST_REMEMBERED, MOST_ITEMS = 3_000, 1_000_000
-"""Limits of a comparison: visited objects, which take 0.3 s; items of a container of which each is compared."""
-
 CONTAINERS: tuple[Any, ...] = (dict, list, tuple, collections.deque)
 SCALARS = (str, bytes, int, float, complex, bool, range, torch.dtype, torch.device)
 PLAIN = (*SCALARS, bytearray, type(None), slice, torch.Tensor)
-COUNTED = (Dataset, types.SimpleNamespace, types.MethodType, functools.partial)
-"""What may remember something, besides functions and objects of the script's own classes."""
-
 CODE = (type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, types.FrameType)
 OF_LIBRARIES = frozenset({"numpy", "pandas", "polars", "pyarrow", "h5py", "PIL", "tokenizers", "io", "_io", "threading",
                           "_thread", "multiprocessing", "subprocess", "logging", "pathlib", "kgorch"})  # fmt: skip
@@ -89,7 +74,7 @@ class LoaderParts:
 
 
 @dataclass(slots=True)
-class _Node:
+class Node:
     """An object that the search has reached.
 
     Attributes:
@@ -114,7 +99,7 @@ class _Node:
 
 def parts_of(loader: Any) -> LoaderParts:
     """Search a loader."""
-    return _LoaderSearch(loader).parts
+    return LoaderSearch(loader).parts
 
 
 def plain_values(thing: Any) -> dict[str, Any]:
@@ -123,21 +108,8 @@ def plain_values(thing: Any) -> dict[str, Any]:
     Of tensors it is known whether they were written to, of arrays which ones they are, of containers their length.
     """
     values: dict[str, Any] = {}
-    _LoaderSearch(thing, values)
+    LoaderSearch(thing, values)
     return values
-
-
-def remembered_values(thing: Any) -> dict[str, Any]:
-    """`plain_values` of what may remember something: datasets, functions, and objects of the script's own classes.
-
-    With what their functions name among the variables of modules, the content of arrays, and what generators there are.
-    An iterator differs from itself each time, for where it is cannot be seen. Of objects of libraries what they lead to counts.
-    """
-    values: dict[str, Any] = {}
-    search = _MemorySearch(thing, values)
-    if not search.is_whole:  # what was not looked at may change
-        values["loader"] = object()
-    return values | search.parts.generators  # themselves: the id of one that is gone may be another one's
 
 
 def takes_epochs(thing: Any) -> bool:
@@ -204,7 +176,7 @@ def of_the_process() -> set[int]:
     return {id(item) for item in global_generators}
 
 
-class _LoaderSearch:
+class LoaderSearch:
     """Args: values: see `plain_values`, which fills it; None: they are not asked for."""
 
     most_objects, is_whole = MOST_OBJECTS, True
@@ -216,7 +188,7 @@ class _LoaderSearch:
         self._held: list[Any] = []  # kept alive, so that no id is reused during the search
         self._inert: dict[type, bool] = {}
         self._shared: dict[type, dict[str, Any]] = {}
-        self._open = collections.deque([_Node("loader", 0, loader)])
+        self._open = collections.deque([Node("loader", 0, loader)])
         self._partly: dict[str, int] = {}
         self._search()
         self._judge()
@@ -242,7 +214,7 @@ class _LoaderSearch:
     def _doubt(self, sentence: str) -> None:
         self.parts.unknown.append(sentence)
 
-    def _meet(self, node: _Node) -> None:
+    def _meet(self, node: Node) -> None:
         thing, path = node.thing, node.path
         if isinstance(thing, self._types):
             try:
@@ -260,7 +232,7 @@ class _LoaderSearch:
             if node.depth and hasattr(type(thing), "__next__"):
                 self._doubt(f"{path} is a {type(thing).__name__}, exact if it begins anew with each epoch")
 
-    def _gives_order(self, node: _Node) -> bool:
+    def _gives_order(self, node: Node) -> bool:
         if node.depth == 0 or isinstance(node.thing, IterableDataset):
             return True
         return not node.is_data and (
@@ -286,7 +258,7 @@ class _LoaderSearch:
         # the reference trainings are in the package, but their data sets are those of a training
         return root in OF_LIBRARIES and not module.startswith("kgorch.workloads.")
 
-    def _below(self, node: _Node) -> Iterator[_Node]:
+    def _below(self, node: Node) -> Iterator[Node]:
         thing = node.thing
         if isinstance(thing, self._types):
             return
@@ -309,7 +281,7 @@ class _LoaderSearch:
             for name, value in self._attributes(node).items():
                 yield from self._to(node, f".{name}", value, is_data=name in ("dataset", "data_source"))
 
-    def _items(self, node: _Node, kind: Any) -> Iterator[_Node]:
+    def _items(self, node: Node, kind: Any) -> Iterator[Node]:
         """The items, by the built-in type's own methods: those of a subclass may do anything."""
         keys = list(dict.keys(node.thing)) if kind is dict else range(kind.__len__(node.thing))
         fewest = INNER if node.edge.startswith("[") else WHOLE
@@ -322,7 +294,7 @@ class _LoaderSearch:
                 name = repr(key) if isinstance(key, str | int | float) else f"#{number}"
                 yield from self._to(node, f"[{name:.80}]", value)
 
-    def _attributes(self, node: _Node) -> dict[str, Any]:
+    def _attributes(self, node: Node) -> dict[str, Any]:
         thing, own = node.thing, _asked(node.thing, "__dict__")
         own = dict(own) if isinstance(own, dict) else {}
         for kind in type(thing).__mro__:
@@ -347,8 +319,8 @@ class _LoaderSearch:
         return self._shared[kind]
 
     def _to(
-        self, node: _Node, edge: str, thing: Any, *, is_data: bool = False, is_beyond: bool = False
-    ) -> Iterator[_Node]:
+        self, node: Node, edge: str, thing: Any, *, is_data: bool = False, is_beyond: bool = False
+    ) -> Iterator[Node]:
         """The object at the end of an edge, unless it is irrelevant."""
         if self._values is not None and self._counts(node) and (value := self._value(thing)) is not None:
             self._values[node.path + edge] = value
@@ -356,9 +328,9 @@ class _LoaderSearch:
             kind = type(thing)
             iterable = not isinstance(thing, nn.Module) and (hasattr(kind, "__iter__") or hasattr(kind, "__getitem__"))
             is_beyond = is_beyond or node.is_beyond or not iterable
-            yield _Node(node.path + edge, node.depth + 1, thing, edge, is_data or node.is_data, is_beyond)
+            yield Node(node.path + edge, node.depth + 1, thing, edge, is_data or node.is_data, is_beyond)
 
-    def _counts(self, node: _Node) -> bool:
+    def _counts(self, node: Node) -> bool:
         """Whether what the object refers to is among the values."""
         return True
 
@@ -389,130 +361,6 @@ class _LoaderSearch:
         for path, number in self._partly.items():
             if any(name.startswith(path) for name in self.parts.generators):
                 self._doubt(f"only {number} items of {path} were searched for random generators")
-
-
-class _MemorySearch(_LoaderSearch):
-    """See `remembered_values`."""
-
-    most_objects = MOST_REMEMBERED
-
-    def __init__(self, thing: Any, values: dict[str, Any]) -> None:
-        self._root, self._left_bytes = thing, MOST_CONTENT_BYTES
-        self._known: set[int] | None = None
-        super().__init__(thing, values)
-
-    def _counts(self, node: _Node) -> bool:
-        thing = node.thing
-        if isinstance(thing, CONTAINERS):
-            return node.is_own or is_own_class(type(thing))
-        if isinstance(thing, types.FunctionType):
-            return is_of_script(thing.__code__.co_filename, thing.__module__ or "")
-        return isinstance(thing, COUNTED) or is_own_class(type(thing))
-
-    def _below(self, node: _Node) -> Iterator[_Node]:
-        node.is_own = self._counts(node)
-        for below in itertools.chain(super()._below(node), self._of_code(node) if node.is_own else ()):
-            below.is_own = node.is_own
-            yield below
-
-    def _of_code(self, node: _Node) -> Iterator[_Node]:
-        """What an object's class holds, and what its functions, or a function, hold and name among variables of modules."""
-        thing, functions = node.thing, []
-        if isinstance(thing, types.FunctionType):
-            functions = [thing]
-        for kind in filter(is_own_class, type(thing).__mro__):
-            for name, value in vars(kind).items():
-                function = value.__func__ if isinstance(value, classmethod | staticmethod) else value
-                if isinstance(function, types.FunctionType):
-                    functions.append(function)
-                elif not name.startswith("__"):
-                    yield from self._to_named(node, f"→{kind.__name__}.{name}", value)
-        for function in functions:
-            for name in ("__dict__", "__defaults__", "__kwdefaults__"):
-                yield from self._to_named(node, f"→{function.__name__}.{name}", getattr(function, name))
-            for name, value in _named_by(function):
-                yield from self._to_named(node, f"→{name}", value)
-
-    def _to_named(self, node: _Node, path: str, thing: Any) -> Iterator[_Node]:
-        if not isinstance(thing, self._types):
-            yield from self._to(node, path, thing, is_beyond=True)
-        elif id(thing) not in self._kept_generators() | self._global:  # no checkpoint holds its state
-            self._values[node.path + path] = _state_of(thing)  # type: ignore[index]
-
-    def _kept_generators(self) -> set[int]:
-        if self._known is None:
-            self._known = {id(item) for item in parts_of(self._root).generators.values()}
-        return self._known
-
-    def _value(self, thing: Any) -> Any:
-        if hasattr(type(thing), "__next__") and type(thing).__module__.partition(".")[0] not in OF_LIBRARIES:
-            return object()
-        if type(thing) in CONTAINERS and INNER < len(thing) <= MOST_ITEMS:
-            items = thing.values() if isinstance(thing, dict) else thing
-            return type(thing), len(thing), hash(tuple(item if type(item) in SCALARS else id(item) for item in items))
-        return super()._value(thing) if (content := self._content(thing)) is None else content
-
-    def _content(self, thing: Any) -> Any:
-        """A checksum of an array or tensor, or of a sample of a large one; None of anything else, and of a large one in no row."""
-        numpy = sys.modules.get("numpy")
-        if type(thing) in (bytearray, array.array):
-            size, is_row = memoryview(thing).nbytes, True
-        elif numpy and type(thing) is torch.Tensor and thing.layout is torch.strided and thing.device.type == "cpu":
-            size, is_row = thing.nbytes, thing.is_contiguous()
-        elif numpy and type(thing) is numpy.ndarray and not thing.dtype.hasobject:
-            size, is_row = thing.nbytes, thing.flags.c_contiguous
-        else:
-            return None
-        is_large = size > self._left_bytes
-        if not size or (is_large and not is_row):
-            return None
-        if isinstance(thing, torch.Tensor):
-            flat: Any = thing.detach().contiguous().view(-1).view(torch.uint8).numpy()
-        elif isinstance(thing, bytearray | array.array):
-            flat = memoryview(thing).cast("B")
-        else:
-            flat = numpy.ascontiguousarray(thing).reshape(-1).view(numpy.uint8)  # type: ignore[union-attr]
-        if is_large:
-            return size, zlib.crc32(bytes(flat[:: size // SAMPLED_BYTES | 1]))  # odd: of numbers it meets each byte
-        self._left_bytes -= size
-        return size, zlib.crc32(flat)
-
-
-def _named_by(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """What a function names among the variables of its module, and of other modules of the script."""
-    own = function.__globals__
-    for name in _globals_of(function.__code__):
-        value = own[name] if name in own else sys.modules.get(name)
-        if isinstance(value, types.ModuleType):
-            if is_of_script(getattr(value, "__file__", None) or "<frozen>", value.__name__):
-                members = vars(value)
-                yield from ((f"{name}.{item}", members[item]) for item in _names_of(function.__code__) & members.keys())
-        elif name in own:
-            yield name, value
-
-
-def _state_of(generator: Any) -> Any:
-    try:
-        return repr(generator_states.raw_state_of(generator))
-    except CannotRestore:
-        return object()
-
-
-@functools.cache
-def _globals_of(code: types.CodeType) -> frozenset[str]:
-    """The variables of its module that a function names, and the modules that it imports, with those of functions inside it."""
-    used = ("LOAD_GLOBAL", "STORE_GLOBAL", "IMPORT_NAME")
-    named = {item.argval for item in dis.get_instructions(code) if item.opname in used}
-    return frozenset(named).union(*map(_globals_of, _codes_in(code)))
-
-
-@functools.cache
-def _names_of(code: types.CodeType) -> frozenset[str]:
-    return frozenset(code.co_names).union(*map(_names_of, _codes_in(code)))
-
-
-def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
-    return (item for item in code.co_consts if isinstance(item, types.CodeType))
 
 
 def _asked(thing: Any, name: str) -> Any:

@@ -25,7 +25,7 @@ from kgorch.worker.data.worker_states import WorkerStates
 ACCELERATES = "accelerate.data_loader", "DataLoaderShard"
 """Accelerate's loader, which reads the batches of a DataLoader one ahead, and gives them as they are."""
 
-CHANGES = "the dataset changes as it is read, so a resume reads again what the epoch has used"
+CHANGES = "the dataset changes as it is read ({}), so a resume reads again what the epoch has used"
 
 _kept: weakref.WeakKeyDictionary[DataLoader[Any], WorkerStates] = weakref.WeakKeyDictionary()
 """Of the loading processes that stay from one epoch to the next."""
@@ -88,8 +88,8 @@ class UnreadBatches:
     @property
     def note(self) -> str:
         """What keeps a resume from leaving them out, in words; empty where nothing is known to."""
-        has_changed = self._changes.changed if self._changes else self.states and self.states.has_changed
-        return CHANGES if has_changed else ""
+        changed = self._changes.changed if self._changes else self.states.changed if self.states else ""
+        return CHANGES.format(changed) if changed else ""
 
     def place(self, watch: ReadWatch, used: int) -> dict[str, Any] | None:
         """An `Unread` as plain JSON; None where the used batches have to be read again. Args: used: batches of the epoch."""

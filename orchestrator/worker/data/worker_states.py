@@ -40,8 +40,11 @@ MOST_BEHIND = 10
 HEADER = struct.Struct("<II")
 """Length and checksum of a slot's content: the process may be killed while it writes."""
 
-UNKNOWN, CHANGED = -1, -2
-"""Of a process that does not know yet whether the dataset changes as it is read, and of one that has seen it."""
+UNKNOWN = -1
+"""Instead of an epoch in which a process has found the dataset unchanged."""
+
+NAME_BYTES = 200
+"""Of the path of what changes in a dataset."""
 
 CPU = torch.device("cpu")
 
@@ -78,8 +81,9 @@ class WorkerStates:
         self._slots, self._begins, self._begins_at = prefetch + MOST_BEHIND, list(begins), begins_at
         self._is_known = is_known
         self._memory = torch.zeros(processes, self._slots, SLOT_BYTES, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
-        # By process: the epoch in which it has found the dataset unchanged, or one of the two above.
+        # by process: the epoch in which it has found the dataset unchanged; what it has found to change
         self._unchanged_in = torch.full((processes,), UNKNOWN).share_memory_()  # type: ignore[no-untyped-call]
+        self._changed = torch.zeros(processes, NAME_BYTES, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
         self.epoch = 0
 
     @property
@@ -88,9 +92,10 @@ class WorkerStates:
         return bool((self._unchanged_in == self.epoch).all())
 
     @property
-    def has_changed(self) -> bool:
-        """The dataset changes as it is read."""
-        return bool((self._unchanged_in == CHANGED).any())
+    def changed(self) -> str:
+        """As DatasetChanges has it, of any process."""
+        names = (row.numpy().tobytes().rstrip(b"\0") for row in self._changed)
+        return next(filter(None, names), b"").decode(errors="replace")
 
     def before(self, number: int, skipped: int) -> list[Any] | None:
         """The states of each process before the first batch that it reads from this one on.
@@ -148,9 +153,11 @@ class WorkerStates:
 
         kind.create_fetcher = staticmethod(followed)  # type: ignore[method-assign]
 
-    def write(self, process: int, count: int, written: bytes, unchanged_in: int) -> None:
-        """Write the content of a slot, and whether the dataset is unchanged, in the loading process."""
+    def write(self, process: int, count: int, written: bytes, unchanged_in: int, changed: str) -> None:
+        """Write the content of a slot, and whether the dataset has changed, in the loading process."""
         self._unchanged_in[process] = unchanged_in
+        if name := bytearray(changed.encode(errors="replace")[:NAME_BYTES]):
+            self._changed[process, : len(name)] = torch.frombuffer(name, dtype=torch.uint8)
         content = HEADER.pack(len(written), zlib.crc32(written)) + written
         if len(content) <= SLOT_BYTES:
             slot = self._memory[process, count % self._slots]
@@ -198,6 +205,5 @@ class _Reads:
             path: state.numpy().tobytes() if isinstance(state, torch.Tensor) else state for path, state in held.items()
         }
         written = pickle.dumps((self._epoch, self._count, quick, plain), pickle.HIGHEST_PROTOCOL)
-        changed = CHANGED if self._changes.changed else UNKNOWN
-        unchanged_in = self._epoch if self._changes.is_unchanged else changed
-        self._shared.write(self._process, self._count, written, unchanged_in)
+        unchanged_in = self._epoch if self._changes.is_unchanged else UNKNOWN
+        self._shared.write(self._process, self._count, written, unchanged_in, self._changes.changed)

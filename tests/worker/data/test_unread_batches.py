@@ -22,7 +22,7 @@ from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Distribute
 
 from kgorch.errors import CannotRestore
 from kgorch.worker import rng_state
-from kgorch.worker.data import dataset_changes, loader_search, worker_states
+from kgorch.worker.data import dataset_changes, dataset_memory, worker_states
 from kgorch.worker.data.loader_fast_forward import LoaderFastForward
 from kgorch.worker.data.unread_batches import CHANGES
 
@@ -214,20 +214,20 @@ class Resized:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
-    "parts",
+    ("parts", "changed"),
     [
-        lambda: {"dataset": Curriculum()},
-        lambda: {"dataset": Pool()},
-        lambda: {"dataset": Counted(), "collate_fn": Resized()},
+        (lambda: {"dataset": Curriculum()}, "dataset.given"),
+        (lambda: {"dataset": Pool()}, "dataset.pool"),
+        (lambda: {"dataset": Counted(), "collate_fn": Resized()}, "collate_fn.calls"),
     ],
 )
-def test_a_data_set_that_remembers_what_it_has_read_reads_it_again(parts, workers, capsys):
+def test_a_data_set_that_remembers_what_it_has_read_reads_it_again(parts, changed, workers, capsys):
     def make():
         return DataLoader(batch_size=2, shuffle=True, num_workers=workers, **parts())
 
     whole, _ = train(make, epochs=1)
     before, left = train(make, cut_after=(0, 18), epochs=1)
-    assert left["began"]["unread"] is None and left["exactness"] == f"replayed; {CHANGES}"
+    assert left["began"]["unread"] is None and left["exactness"] == f"replayed; {CHANGES.format(changed)}"
     after, _ = train(make, begin=left, epochs=1)
     if workers or isinstance(make().dataset, Curriculum):  # else training has drawn from the generator of the reads
         assert before + after == whole
@@ -629,28 +629,29 @@ def test_a_dataset_that_cannot_be_looked_at_counts_as_one_that_changes(monkeypat
     changes = dataset_changes.DatasetChanges(Counted(), None)
     for _ in range(dataset_changes.BATCHES):
         changes.count_batch()
-    assert (changes.is_unchanged, changes.changed) == (False, "RuntimeError('a tensor of another kind')")
+    assert (changes.is_unchanged, changes.changed) == (False, "RuntimeError at a look: a tensor of another kind")
 
 
 def test_what_is_compared_has_a_bound(monkeypatch):
-    monkeypatch.setattr(loader_search, "MOST_CONTENT_BYTES", 1 << 20)
+    monkeypatch.setattr(dataset_memory, "MOST_CONTENT_BYTES", 1 << 20)
     dataset = Counted()
     dataset.array, dataset.tensor = np.zeros(1 << 17), torch.zeros(1 << 10)
-    before = loader_search.remembered_values(dataset)
+    before = dataset_memory.remembered_values(dataset)
     dataset.array[:] = 1
-    assert before["loader.array"] != loader_search.remembered_values(dataset)["loader.array"], "all of it"
+    assert before["loader.array"] != dataset_memory.remembered_values(dataset)["loader.array"], "all of it"
     dataset.array = np.zeros(1 << 20)
-    before = loader_search.remembered_values(dataset)
+    before = dataset_memory.remembered_values(dataset)
     dataset.array[:] = 1
-    assert before["loader.array"] != loader_search.remembered_values(dataset)["loader.array"], "a sample"
+    assert before["loader.array"] != dataset_memory.remembered_values(dataset)["loader.array"], "a sample"
     dataset.array = np.zeros((1 << 5, 1 << 5)).T
-    before = loader_search.remembered_values(dataset)
+    before = dataset_memory.remembered_values(dataset)
     dataset.array[1, 2] = 1
-    assert before["loader.array"] != loader_search.remembered_values(dataset)["loader.array"], "in no row"
+    assert before["loader.array"] != dataset_memory.remembered_values(dataset)["loader.array"], "in no row"
     dataset.tensor = torch.zeros(1 << 10, 1 << 10).T
-    assert loader_search.remembered_values(dataset)["loader.tensor"] == (id(dataset.tensor), 0), "would be copied"
+    assert dataset_memory.remembered_values(dataset)["loader.tensor"] == (id(dataset.tensor), 0), "would be copied"
     dataset.steps = [[Steps() for _ in range(200)] for _ in range(200)]
-    assert loader_search.remembered_values(dataset)["loader"] != loader_search.remembered_values(dataset)["loader"]
+    before, now = dataset_memory.remembered_values(dataset), dataset_memory.remembered_values(dataset)
+    assert [path for path in now if path.startswith("more than") and before[path] != now[path]]
 
 
 def test_what_changes_is_named():
@@ -660,7 +661,7 @@ def test_what_changes_is_named():
         assert not changes.is_unchanged and not changes.changed
         dataset.given = number
         changes.count_batch()
-    assert (changes.is_unchanged, changes.changed) == (False, "loader.dataset.given")
+    assert (changes.is_unchanged, changes.changed) == (False, "dataset.given")
 
 
 @settings(deadline=None, max_examples=25)
