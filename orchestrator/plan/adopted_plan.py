@@ -30,8 +30,9 @@ def plan_text(entry: str, words: Sequence[str], found: ProgramFindings, *, is_fo
     if found.library == "kgorch" and not is_foreign:
         return "\n".join(lines) + "\n"
     if not is_foreign:
+        what = "loop" if found.library == "accelerate" else "Trainer"
         lines.append(
-            'integration = "auto"' + _remark(f"it trains with {found.library}, whose Trainer is carried as it is")
+            'integration = "auto"' + _remark(f"it trains with {found.library}, whose {what} is carried as it is")
         )
         return "\n".join(lines) + "\n"
     lines.append(f'launcher = "{found.launcher}"' + _remark(found.library and f"it trains with {found.library}"))
@@ -43,10 +44,8 @@ def plan_text(entry: str, words: Sequence[str], found: ProgramFindings, *, is_fo
     )
     if found.incomplete:
         lines.append(f"incomplete = {_quoted(found.incomplete)}")
-    if found.checkpoint:
-        lines.append(
-            f"again = {_quoted(found.again)}" if found.again else '# again = ["--resume", "{checkpoint}"]   # not found'
-        )
+    again = f"again = {_quoted(found.again or ['--resume', '{checkpoint}'])}"
+    lines.append((again if found.checkpoint else f"# {again}") if found.again else f"# {again}   # not found")
     if found.checkpoint and found.latest:
         kind, path = found.latest
         value = _quoted(path) if kind == "file" else f"{{ link = {_quoted(path)} }}"
@@ -78,7 +77,8 @@ def _without_resume(words: Sequence[str], again: Sequence[str]) -> tuple[list[st
     others, first = list(words), list[str]()
     for number, word in enumerate(words):
         if flag and word.partition("=")[0] == flag:
-            has_value = word == flag and len(again) > 1 and number + 1 < len(words)
+            value = next(iter(words[number + 1 : number + 2]), "-")
+            has_value = word == flag and len(again) > 1 and not value.startswith("-")
             first = list(words[number : number + 1 + has_value])
             others = [*words[:number], *words[number + len(first) :]]
     return others, first

@@ -7,13 +7,15 @@ What cannot be found is left to the user, with a note: a wrong guess would be wo
 from __future__ import annotations
 
 import ast
+import operator
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from kgorch.core.program_command import FlagStyle, Launcher
-from kgorch.plan.program_names import ProgramNames, called_name
+from kgorch.plan import program_modules
+from kgorch.plan.program_names import UNKNOWN, ProgramNames, called_name, is_switch
 
 _SAVES = {"save": 1, "save_file": 1, "save_checkpoint": 0, "save_pretrained": 0, "savez": 0, "save_state": 0}
 """Function → position of the path among its arguments; `save` is torch's."""
@@ -23,16 +25,18 @@ _WRITES = ("w", "wt", "w+")
 
 SENTENCE_TRAINERS = {"SentenceTransformerTrainer", "CrossEncoderTrainer", "SparseEncoderTrainer"}
 
+_FILE_OF_WEIGHTS = re.compile(r"\.(pt|pth|ckpt|pth\.tar|bin|safetensors|npz|pkl)$")
 _RENAMES = ("rename", "replace", "move")
 _SAYS = ("print", "echo", "write", "log", "debug", "info", "warning", "set_description", "set_postfix_str")
 _PERCENT, _BRACES = re.compile(r"%[-+ #0-9.]*[a-zA-Z]"), re.compile(r"\{[^{}]*\}")
 _POINTER = re.compile(r"(^|/)[^/.]*latest[^/.]*(\.txt)?$", re.IGNORECASE)
 _STEP = re.compile(r"((?:global[_ ]?)?(?:step|iter(?:ation)?))(\W{1,4})$", re.IGNORECASE)
-_LOSS = re.compile(r"(loss)(\W{1,4})$", re.IGNORECASE)
+_LOSS = re.compile(r"(loss(?:[ _]train(?:ing)?)?)(\W{1,4})$", re.IGNORECASE)
+_VALIDATION = re.compile(r"\b(val|valid(ation)?|test|eval(uation)?)\b", re.IGNORECASE)
 
 # what is written into the plan, for any format of a number: padded, negative, with an exponent, no number at all
 _NUMBER = r"([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf))"
-_COUNT = r"\s*(\d+)"
+_COUNT, _GROUPED_COUNT = r"\s*(\d+)", r"\s*(\d+(?:,\d{3})*)"
 
 
 @dataclass(slots=True)
@@ -44,6 +48,8 @@ class ProgramFindings:
         flags: how the program takes its flags.
         launcher: that suits the library.
         checkpoint: the place of its checkpoints; empty where none was found.
+        is_off: with these flags it saves none, it seems.
+        takes_next: it takes its batches by `next(…)` in a loop.
         incomplete: names of what is being written.
         again: words by which it continues.
         latest: ("file" or "link", path) of what names its newest checkpoint.
@@ -57,6 +63,8 @@ class ProgramFindings:
     flags: FlagStyle = FlagStyle.SPACE
     launcher: Launcher = Launcher.NONE
     checkpoint: str = ""
+    is_off: bool = False
+    takes_next: bool = False
     incomplete: list[str] = field(default_factory=list)
     again: list[str] = field(default_factory=list)
     latest: tuple[str, str] | None = None
@@ -67,32 +75,68 @@ class ProgramFindings:
     notes: list[str] = field(default_factory=list)
 
 
-def inspect(source: str, words: Sequence[str]) -> ProgramFindings:
+@dataclass(frozen=True, slots=True)
+class _Save:
+    """A call that saves.
+
+    Attributes:
+        path: as the plan takes it; empty for one that is not known, or lies outside of the plan's folder.
+        is_outside: it is known, and lies there.
+        is_off: the flags keep it from being reached.
+        is_repeated: it stands in a loop: weights that are saved once, at the end, are no checkpoint to continue from.
+    """
+
+    path: str
+    is_outside: bool
+    is_off: bool
+    is_repeated: bool
+
+
+def inspect(source: str, words: Sequence[str], others: Sequence[str] = ()) -> ProgramFindings:
     """Inspect a program. Raises: SyntaxError.
 
     Args:
         words: the command line that it is called with.
+        others: sources of modules of its own, of which counts what it calls (program_modules.py).
     """
     tree = ast.parse(source)
     modules = _modules(tree)
+    tree = program_modules.joined(tree, others)
+    text = ast.unparse(tree) if others else source
     names = ProgramNames(tree, words)
     found = ProgramFindings(library=_library(modules, tree), flags=_style(source, modules, words))
-    found.launcher = _launcher(found.library, modules, source)
-    found.stop = next((name for name in ("SIGTERM", "SIGUSR1", "SIGINT") if f"signal.{name}" in source), "")
+    found.launcher = _launcher(found.library, modules, text)
+    found.stop = next((name for name in ("SIGTERM", "SIGUSR1", "SIGINT") if f"signal.{name}" in text), "")
     found.step, found.loss = _printed(tree)
-    _find_checkpoint(tree, names, found)
+    found.takes_next = _takes_next(tree)
+    saves = list(_saves(tree, names))
+    _find_checkpoint(saves, {old: new for old, new in _renames(tree, names) if old and new}, found)
     found.again = _again(tree, names, found)
     _by_library(names, found)
     found.latest = next((one for one in _pointers(tree, names) if not fnmatchcase(one[1], found.checkpoint)), None)
+    _note_gaps(saves, found)
+    return found
+
+
+def _note_gaps(saves: Sequence[_Save], found: ProgramFindings) -> None:
+    """What is left to the user."""
     if found.checkpoint.startswith("*/"):
         found.notes.append("checkpoint: in which folder? `*` is the name of one folder, and of no path")
-    if not found.checkpoint:
+    if found.is_off:
+        found.notes.append(f"checkpoint: with these flags it does not save {found.checkpoint}, it seems")
+    if not found.checkpoint and any(save.is_outside for save in saves):
+        found.notes.append("checkpoint: where does it save? In a folder outside of the plan's: give it one below that")
+    elif not found.checkpoint:
         found.notes.append("checkpoint: where does it save? For example out/checkpoint-*")
     if not found.again and found.checkpoint:
         found.notes.append("again: the words by which it continues; without them it must find its checkpoint by itself")
     if not found.step and not found.step_file:
         found.notes.append("step: how does it print its step? For example { log = 'step (\\d+)' }")
-    return found
+    if found.library == "accelerate" and found.takes_next and not found.again:
+        found.notes.append(
+            "library: it takes its batches by next(…), and such a loop around Accelerate is not carried (level 1);"
+            " one that says `for batch in loader` is"
+        )
 
 
 def _modules(tree: ast.Module) -> set[str]:
@@ -124,7 +168,9 @@ def _library(modules: set[str], tree: ast.Module) -> str:
         return "transformers"
     if modules & {"lightning", "pytorch_lightning"} and not ("Fabric" in called and "Trainer" not in called):
         return "lightning"
-    return "accelerate" if "accelerate" in modules else "torch" if "torch" in modules else ""
+    if "accelerate" in modules or "Accelerator" in called:
+        return "accelerate"
+    return "torch" if "torch" in modules else ""
 
 
 def _style(source: str, modules: set[str], words: Sequence[str]) -> FlagStyle:
@@ -141,32 +187,52 @@ def _launcher(library: str, modules: set[str], source: str) -> Launcher:
     if library == "accelerate":
         return Launcher.ACCELERATE
     spawns = "mp.spawn(" in source or "multiprocessing.spawn(" in source or library == "lightning"
-    is_distributed = "init_process_group" in source or library == "transformers"
+    is_distributed = library == "transformers" or any(
+        word in source for word in ("init_process_group", "DistributedDataParallel", "DistributedSampler")
+    )
     return Launcher.TORCHRUN if is_distributed and not spawns else Launcher.NONE
 
 
-def _find_checkpoint(tree: ast.Module, names: ProgramNames, found: ProgramFindings) -> None:
-    calls, repeated = list(_saves(tree, names)), _repeated(tree)
-    saved, renamed = [path for path, _ in calls], dict(_renames(tree, names))
-    for path in saved:
-        final = next((new for old, new in renamed.items() if old == path or path.startswith(old + "/")), None)
-        if final is not None:
-            found.checkpoint = final
-            found.incomplete = _incomplete(next(old for old, new in renamed.items() if new == final), final)
-            return
-    for path in saved:
+def _find_checkpoint(saves: Sequence[_Save], renamed: dict[str, str], found: ProgramFindings) -> None:
+    """What is saved again and again goes first, also where the flags keep it from that, then what is saved once."""
+    named = [save for save in saves if save.path.strip("*/.")]
+    often = [save for save in named if save.is_repeated or "*" in save.path.rpartition("/")[2]]
+    for group in (often, named):
+        for is_off in (False, True):
+            paths = [save.path for save in group if save.is_off is is_off]
+            found.is_off = is_off
+            if _take_renamed(paths, renamed, found) or _take_folder(paths, found):
+                return
+            if not is_off and (old := next((old for old, new in renamed.items() if old.startswith(new)), "")):
+                found.checkpoint, found.incomplete = renamed[old], _incomplete(old, renamed[old])
+                return
+            if best := [save for save in group if save.is_off is is_off]:
+                found.checkpoint = max(
+                    best, key=lambda one: ("*" in one.path.rpartition("/")[2]) + one.is_repeated
+                ).path
+                return
+    found.is_off = False
+
+
+def _take_renamed(paths: Sequence[str], renamed: dict[str, str], found: ProgramFindings) -> bool:
+    """What is renamed once it is written. Whether there is such a place."""
+    for path in paths:
+        for old, new in renamed.items():
+            if old == path or path.startswith(old + "/"):
+                found.checkpoint, found.incomplete = new, _incomplete(old, new)
+                return True
+    return False
+
+
+def _take_folder(paths: Sequence[str], found: ProgramFindings) -> bool:
+    """A folder a checkpoint. Whether there is such a place."""
+    for path in paths:
         folder = path.rpartition("/")[0]
-        if "*" in folder.rpartition("/")[2].replace("**", "*").strip("*") + "*" and re.search(
-            r"[^/*]\*|\*[^/*]", folder
-        ):
-            found.checkpoint = folder  # a folder a checkpoint
-            return
-    if final := next((new for old, new in renamed.items() if old.startswith(new) and new), None):
-        old = next(old for old, new in renamed.items() if new == final)
-        found.checkpoint, found.incomplete = final, _incomplete(old, final)
-    elif good := [(path, call) for path, call in calls if path.strip("*/.")]:
-        # weights that are saved once, at the end, are no checkpoint to continue from
-        found.checkpoint = max(good, key=lambda one: ("*" in one[0].rpartition("/")[2]) + (one[1] in repeated))[0]
+        is_numbered = "*" in folder.rpartition("/")[2].replace("**", "*").strip("*") + "*"
+        if is_numbered and re.search(r"[^/*]\*|\*[^/*]", folder):
+            found.checkpoint = folder
+            return True
+    return False
 
 
 def _incomplete(old: str, final: str) -> list[str]:
@@ -177,16 +243,55 @@ def _incomplete(old: str, final: str) -> list[str]:
     return [pattern for pattern in patterns if not fnmatchcase(example, pattern)][:1]
 
 
-def _saves(tree: ast.Module, names: ProgramNames) -> Iterator[tuple[str, ast.Call]]:
-    """The path of each call that saves. A function of the program itself is none: what saves in it is."""
+def _saves(tree: ast.Module, names: ProgramNames) -> Iterator[_Save]:
+    """The calls that save. A function of the program itself is none: what saves in it is."""
+    repeated, tests = _repeated(tree), dict(_tests(tree))
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and (name := called_name(node)) in _SAVES and not [*names.functions_called(node)]:
-            position = _SAVES[name]
-            keywords = {item.arg: item.value for item in node.keywords}
-            if len(node.args) > position:
-                yield _clean(names.text(node.args[position])), node
-            elif value := keywords.get("f") or keywords.get("output_dir") or keywords.get("filename"):
-                yield _clean(names.text(value)), node
+        if isinstance(node, ast.Call) and "save" in called_name(node) and not [*names.functions_called(node)]:
+            text = next((text for text in _places(node, names) if text), None)
+            if text is None:
+                continue
+            is_off = any(not value for test in tests.get(node, ()) if (value := names.known(test)) is not UNKNOWN)
+            path = _clean(text)
+            yield _Save(path, not path and text.startswith(("/", "..")), is_off, node in repeated)
+
+
+def _places(call: ast.Call, names: ProgramNames) -> Iterator[str]:
+    """Where a call may save to: what it is given in the place that is known of its name, else what is named as weights are."""
+    position, keywords = _SAVES.get(called_name(call)), {item.arg: item.value for item in call.keywords}
+    if position is None:
+        named = (names.text(value) for value in (*call.args, *keywords.values()))
+        yield from (text for text in named if _FILE_OF_WEIGHTS.search(text))
+    elif len(call.args) > position:
+        texts = [
+            names.text(value) for value in (call.args[position], call.args[0])
+        ]  # Fabric's `save` has the path first
+        yield texts[1] if _FILE_OF_WEIGHTS.search(texts[1]) and texts[0].strip("*") == "" else texts[0]
+    elif value := keywords.get("f") or keywords.get("output_dir") or keywords.get("filename"):
+        yield names.text(value)
+
+
+def _tests(tree: ast.AST) -> Iterator[tuple[ast.Call, list[ast.expr]]]:
+    """Each call, and the tests that must hold for it to be reached, as far as `if` statements around it show."""
+    waiting: list[tuple[ast.AST, list[ast.expr]]] = [(tree, [])]
+    while waiting:
+        node, tests = waiting.pop()
+        if isinstance(node, ast.Call):
+            yield node, tests
+        if isinstance(node, ast.If):
+            waiting += [(child, [*tests, node.test]) for child in node.body]
+            waiting += [(child, [*tests, ast.UnaryOp(ast.Not(), node.test)]) for child in node.orelse]
+            waiting.append((node.test, tests))
+        else:
+            waiting += [(child, tests) for child in ast.iter_child_nodes(node)]
+
+
+def _takes_next(tree: ast.Module) -> bool:
+    """Whether a loop takes something by `next(…)`, but for a look at the first item."""
+    loops = [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While)]
+    calls = [node for loop in loops for part in loop.body for node in ast.walk(part) if isinstance(node, ast.Call)]
+    nexts = [call.args[0] for call in calls if isinstance(call.func, ast.Name) and call.func.id == "next" and call.args]
+    return any(not isinstance(of, ast.GeneratorExp | ast.Call) for of in nexts)
 
 
 def _repeated(tree: ast.Module) -> set[ast.AST]:
@@ -245,20 +350,21 @@ def _clean(path: str) -> str:
 
 
 def _again(tree: ast.Module, names: ProgramNames, found: ProgramFindings) -> list[str]:
-    resumes = sorted((name for name in names.options if re.search(r"resume|ckpt_path|restore", name)), key=len)
+    def said(option: str, value: str) -> list[str]:
+        return [f"{option}={value}"] if found.flags is FlagStyle.EQUALS else [option, value]
+
+    resumes = [
+        (is_switch(call), len(name), _spelling(call, name))
+        for name, call in names.options.items()
+        if re.search(r"resume|ckpt_path|restore", name) and not name.startswith("no_")
+    ]
     if resumes:
-        call = names.options[resumes[0]]
-        option = next(
-            item.value
-            for item in call.args
-            if isinstance(item, ast.Constant)
-            and isinstance(item.value, str)
-            and item.value.lstrip("-").replace("-", "_") == resumes[0]
-        )
-        action = next((item.value for item in call.keywords if item.arg in ("action", "is_flag")), None)
-        if action is not None:
-            return [str(option)]
-        return [f"{option}={{checkpoint}}"] if found.flags is FlagStyle.EQUALS else [str(option), "{checkpoint}"]
+        switches, _, option = min(resumes)
+        return [option] if switches else said(option, "{checkpoint}")
+    for name, call in names.options.items():
+        choices = next((item.value for item in call.keywords if item.arg == "choices"), None)
+        if choices is not None and "resume" in (names.known(one) for one in getattr(choices, "elts", ())):
+            return said(_spelling(call, name), "resume")
     if "init_from" in names.nodes and found.flags is FlagStyle.EQUALS:
         return ["--init_from=resume"]
     settings = sorted(key for key in names.nodes if "resume" in key)
@@ -267,6 +373,12 @@ def _again(tree: ast.Module, names: ProgramNames, found: ProgramFindings) -> lis
     texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     words = sorted(text for text in texts if re.fullmatch(r"--[\w-]*resume[\w-]*=", text))
     return [f"{words[0]}{{checkpoint}}"] if words else []
+
+
+def _spelling(call: ast.Call, name: str) -> str:
+    """An option as it is typed: with its hyphens, and of click's `--resume/--no-resume` the first."""
+    words = [str(item.value).partition("/")[0] for item in call.args if isinstance(item, ast.Constant)]
+    return next(word for word in words if word.lstrip("-").replace("-", "_") == name)
 
 
 def _by_library(names: ProgramNames, found: ProgramFindings) -> None:
@@ -280,40 +392,61 @@ def _by_library(names: ProgramNames, found: ProgramFindings) -> None:
         found.loss = found.loss or r"'loss': '?" + _NUMBER
     elif found.library == "lightning":
         found.checkpoint = found.checkpoint or "lightning_logs/*/checkpoints/*.ckpt"
-    elif found.library == "accelerate" and out:
+    elif found.library == "accelerate" and out and not found.checkpoint:
         shape = "epoch_*" if names.given.get("checkpointing_steps") == "epoch" else "step_*"
         found.checkpoint, found.incomplete = f"{out}/{shape}", []
 
 
 def _printed(tree: ast.Module) -> tuple[str, str]:
-    """Regular expressions for the step and the loss, from the texts that the program puts together. What it prints goes first."""
+    """Regular expressions for the step and the loss, from the texts that the program puts together.
+
+    A text with both goes first, then what is printed, then what does not speak of a validation.
+    """
     said = {
         part
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and called_name(node) in _SAYS
         for part in ast.walk(node)
     }
-    step = loss = ""
-    for node in sorted(ast.walk(tree), key=lambda node: node not in said):
+    steps, losses = list[tuple[tuple[bool, ...], str]](), list[tuple[tuple[bool, ...], str]]()
+    for node in ast.walk(tree):
         parts = _parts(node)
         if _is_name_of_file(parts):
             continue
+        before, step, loss = "", list[tuple[bool, str]](), list[tuple[bool, str]]()
         for number, text in enumerate(parts[:-1]):
-            if text is None or parts[number + 1] is not None:
+            if not isinstance(text, str) or isinstance(value := parts[number + 1], str):
                 continue
-            if not step and (match := _STEP.search(text)):
-                total = parts[number + 2 : number + 4] == ["/", None]
-                step = re.escape(match[0]).replace(r"\ ", " ") + _COUNT + (r"\s*/" + _COUNT if total else "")
-            if not loss and (match := _LOSS.search(text)):
-                loss = re.escape(match[0]).replace(r"\ ", " ") + r"\s*" + _NUMBER
-    return step, loss
+            before += text
+            if match := _STEP.search(text):
+                total = parts[number + 2 : number + 3] == ["/"] and parts[number + 3 : number + 4]
+                counts = [_GROUPED_COUNT if one else _COUNT for one in (value, *(total or ()))]
+                step.append(("step" not in match[1].lower(), _fixed(match[0]) + r"\s*/".join(counts)))
+            if match := _LOSS.search(text):
+                is_other = bool(_VALIDATION.search(before))
+                loss.append((is_other, _fixed(match[0]) + r"\s*" + _NUMBER))
+        rank = not (step and loss), node not in said
+        steps += [((*rank, is_iter), found) for is_iter, found in step]
+        losses += [((is_other, *rank), found) for is_other, found in loss]
+    chosen = (min(found, key=operator.itemgetter(0), default=((), "")) for found in (steps, losses))
+    return next(chosen)[1], next(chosen)[1]
 
 
-def _parts(node: ast.AST) -> list[str | None]:
-    """The fixed parts of a text that is put together, with None for each value; [] for any other expression."""
+def _fixed(text: str) -> str:
+    return re.escape(text).replace(r"\ ", " ")
+
+
+def _parts(node: ast.AST) -> list[str | bool]:
+    """The fixed parts of a text that is put together, and between them for each value whether thousands are separated by commas;
+    [] for any other expression."""
     match node:
         case ast.JoinedStr(values=values):
-            return [str(part.value) if isinstance(part, ast.Constant) else None for part in values]
+            return [
+                str(part.value)
+                if isinstance(part, ast.Constant)
+                else isinstance(part, ast.FormattedValue) and "," in ast.unparse(part.format_spec or ast.Constant(""))
+                for part in values
+            ]
         case ast.BinOp(left=ast.Constant(value=str(text)), op=ast.Mod()):
             return _split(_PERCENT, text)
         case ast.Call(func=ast.Attribute(value=ast.Constant(value=str(text)), attr="format")):
@@ -321,18 +454,20 @@ def _parts(node: ast.AST) -> list[str | None]:
         case ast.Call(args=[ast.Constant(value=str(text)), _, *_]) if called_name(node) in _SAYS and "%" in text:
             return _split(_PERCENT, text)
         case ast.Call(args=[_, _, *_] as words) if called_name(node) == "print":
-            return [f"{word.value!s} " if isinstance(word, ast.Constant) else None for word in words]
+            return [f"{word.value!s} " if isinstance(word, ast.Constant) else False for word in words]
     return []
 
 
-def _split(values: re.Pattern[str], text: str) -> list[str | None]:
-    fixed: list[str | None] = [None]
-    return [part for piece in values.split(text) for part in (piece, *fixed)][:-1]
+def _split(values: re.Pattern[str], text: str) -> list[str | bool]:
+    kinds = [":" in value and "," in value for value in values.findall(text)]
+    return [part for piece, kind in zip(values.split(text), [*kinds, False], strict=True) for part in (piece, kind)][
+        :-1
+    ]
 
 
-def _is_name_of_file(parts: Sequence[str | None]) -> bool:
+def _is_name_of_file(parts: Sequence[str | bool]) -> bool:
     """As f"out/step-{step}.pt": nobody prints it alone."""
-    texts = [text for text in parts if text is not None]
+    texts = [text for text in parts if isinstance(text, str)]
     return not any(re.search(r"\s", text) for text in texts) and bool(texts and re.search(r"\.[a-z]\w*$", texts[-1]))
 
 
@@ -342,14 +477,15 @@ def is_carried(found: ProgramFindings) -> bool:
 
     A loop around Accelerate that can continue by itself does so more exactly than from outside: its plain variables come back.
     """
+    is_left_alone = found.again and not found.is_off
     return found.library in ("transformers", "lightning", "kgorch") or (
-        found.library == "accelerate" and not found.again
+        found.library == "accelerate" and not is_left_alone and not found.takes_next
     )
 
 
 def why_foreign(found: ProgramFindings) -> str:
     """Why a program that kgorch could carry is left to save and resume by itself; empty for any other program."""
-    if found.library != "accelerate" or is_carried(found):
+    if found.library != "accelerate" or is_carried(found) or not found.again:
         return ""
     flag = found.again[0].partition("=")[0]
     return (

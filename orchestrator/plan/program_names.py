@@ -7,10 +7,36 @@ methods, which are what a call gives, or else their defaults. What differs from 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+import itertools
+import operator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-MAX_DEPTH = 12
-"""Names that are followed one through another."""
+MAX_DEPTH, MOST_LOOKS = 12, 1000
+"""Limits of one search: names that are followed one through another, and expressions."""
+
+MOST_CALLS = 8
+"""Calls of a function, or assignments of a name, that are followed."""
+
+UNKNOWN = object()
+"""The value of an expression that hangs on more than the program's flags."""
+
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: operator.is_, ast.IsNot: operator.is_not,
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+}  # fmt: skip
+_DIFFERS = re.compile(r"[^/*]\*|\*[^/*]")
+_SAME_TEXT = ("Path", "str", "abspath", "expanduser")
+_TYPES = {"int": int, "str": str, "float": float, "bool": bool}
+
+
+class _Assigned(NamedTuple):
+    """Args: line: of the assignment. own: where the value has the very name that it is assigned to."""
+
+    line: int
+    value: ast.expr
+    own: list[ast.Name]
 
 
 class ProgramNames:
@@ -25,12 +51,11 @@ class ProgramNames:
     def __init__(self, tree: ast.Module, words: Sequence[str]) -> None:
         self.options: dict[str, ast.Call] = {}
         self.nodes: dict[str, ast.expr] = {}
-        self.given, self._words = _given(words), words
+        self.given, self._words, self._left = _given(words), words, 0
         self._attributes: dict[str, ast.expr] = {}
         self._inside = dict(_enclosing(tree, None))
-        self._values: dict[tuple[ast.FunctionDef | None, str], ast.expr] = {}  # by function and name
-        self._parameters: dict[tuple[ast.FunctionDef | None, str], ast.expr] = {}
-        self._own: set[ast.AST] = set()  # names that stand in what is assigned to them
+        self._values: dict[tuple[ast.FunctionDef | None, str], list[_Assigned]] = {}  # by function and name
+        self._parameters: dict[tuple[ast.FunctionDef | None, str], list[ast.expr]] = {}
         self._classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
         methods = {item for node in self._classes.values() for item in node.body}
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
@@ -40,6 +65,11 @@ class ProgramNames:
             if isinstance(node, ast.Assign):
                 for target in node.targets:
                     self._bind(target, node.value)
+            elif isinstance(node, ast.withitem):
+                match node:
+                    case ast.withitem(context_expr=ast.Call(args=[path, *_]) as call, optional_vars=ast.Name() as file):
+                        if called_name(call) == "open":
+                            self._bind(file, path)
             elif isinstance(node, ast.Call):
                 self._take_option(node)
                 calls.append(node)
@@ -50,16 +80,18 @@ class ProgramNames:
         for call in calls:
             for function in self.functions_called(call):
                 for name, value in _arguments(function, call):
-                    self._parameters.setdefault((function, name), value)
+                    self._parameters.setdefault((function, name), []).append(value)
         for function in functions:
             for name, default in _defaults(function):
-                self._parameters.setdefault((function, name), default)
+                self._parameters.setdefault((function, name), [default])
 
     def _bind(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Name):
             self.nodes.setdefault(target.id, value)
-            self._values.setdefault((self._inside.get(target), target.id), value)
-            self._own |= {node for node in ast.walk(value) if isinstance(node, ast.Name) and node.id == target.id}
+            own = [node for node in ast.walk(value) if isinstance(node, ast.Name) and node.id == target.id]
+            self._values.setdefault((self._inside.get(target), target.id), []).append(
+                _Assigned(target.lineno, value, own)
+            )
         elif isinstance(target, ast.Attribute):
             self._attributes.setdefault(target.attr, value)
         elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
@@ -70,7 +102,7 @@ class ProgramNames:
         if called_name(call) in ("add_argument", "option"):
             for option in call.args:
                 if isinstance(option, ast.Constant) and isinstance(option.value, str) and option.value.startswith("--"):
-                    self.options.setdefault(option.value[2:].replace("-", "_"), call)
+                    self.options.setdefault(option.value[2:].partition("/")[0].replace("-", "_"), call)
 
     def functions_called(self, call: ast.Call) -> Iterator[ast.FunctionDef]:
         """The program's function that a call calls; of a class its __init__."""
@@ -92,7 +124,8 @@ class ProgramNames:
 
     def text(self, node: ast.expr | None, depth: int = MAX_DEPTH) -> str:
         """The text of an expression; `*` for what is not known, or differs."""
-        if node is None or depth == 0:
+        self._left = MOST_LOOKS if depth == MAX_DEPTH else self._left - 1
+        if node is None or depth == 0 or self._left < 0:
             return "*"
         match node:
             case ast.Constant(value=str(value)):
@@ -114,26 +147,104 @@ class ProgramNames:
                 return f"{self.text(left, depth - 1)}/{self.text(right, depth - 1)}"
             case ast.Call(args=[_, *_] as arguments) if called_name(node) == "join":
                 return "/".join(self.text(argument, depth - 1) for argument in arguments)
-            case ast.Call(args=[argument, *_]) if called_name(node) in ("Path", "str", "abspath", "expanduser"):
+            case ast.Call(args=[argument, *_]) if called_name(node) in _SAME_TEXT:
                 return self.text(argument, depth - 1)
         return "*"
 
+    def known(self, node: ast.expr, depth: int = MAX_DEPTH) -> Any:
+        """The value of an expression of flags and constants; UNKNOWN for any other one."""
+        if depth == 0:
+            return UNKNOWN
+        match node:
+            case ast.Constant(value=value):
+                return value
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return UNKNOWN if (value := self.known(operand, depth - 1)) is UNKNOWN else not value
+            case ast.BoolOp(op=op, values=values):
+                found, decides = [self.known(value, depth - 1) for value in values], isinstance(op, ast.Or)
+                if any(value is not UNKNOWN and bool(value) is decides for value in found):
+                    return decides
+                return UNKNOWN if any(value is UNKNOWN for value in found) else not decides
+            case ast.Compare(left=left, ops=[op], comparators=[right]):
+                one, other = self.known(left, depth - 1), self.known(right, depth - 1)
+                try:
+                    return UNKNOWN if one is UNKNOWN or other is UNKNOWN else _COMPARISONS[type(op)](one, other)
+                except (TypeError, KeyError):
+                    return UNKNOWN
+            case ast.Call(func=ast.Name(id="isinstance"), args=[thing, ast.Name(id=name)]) if name in _TYPES:
+                value = self.known(thing, depth - 1)
+                return UNKNOWN if value is UNKNOWN else isinstance(value, _TYPES[name])
+            case ast.Name(id=name) | ast.Attribute(attr=name) if name in self.options:
+                return self._value_of_option(name)
+            case ast.Name(id=name) if isinstance(other := self.nodes.get(name), ast.Name | ast.Attribute):
+                return self.known(other, depth - 1)
+        return UNKNOWN
+
+    def _value_of_option(self, name: str) -> Any:
+        keywords = {item.arg: item.value for item in self.options[name].keywords}
+        is_there = any(word.startswith("--") and _key(word.partition("=")[0]) == name for word in self._words)
+        if is_switch(self.options[name]):
+            return is_there != (ast.unparse(keywords.get("action", ast.Constant(""))) == "'store_false'")
+        try:
+            if name in self.given:
+                return _literal(self.given[name])
+            return UNKNOWN if is_there or "required" in keywords else ast.literal_eval(keywords["default"])
+        except KeyError:
+            return None
+        except ValueError:
+            return UNKNOWN
+
     def _named(self, name: str, depth: int, node: ast.expr) -> str:
-        if name in self.given:
+        is_assigned = isinstance(node, ast.Name) and (self._inside.get(node), name) in self._values
+        # a program without options sets its variables by the flags
+        if name in self.given and not (is_assigned and name in self.options):
             return self.given[name]
-        if name in self.options:
+        if name in self.options and not is_assigned:
             default = next((item.value for item in self.options[name].keywords if item.arg == "default"), None)
             return self.text(default, depth - 1)
         if isinstance(node, ast.Attribute):
             return self.text(self._attributes.get(name) or self.nodes.get(name), depth - 1)
         function = self._inside.get(node) if isinstance(node, ast.Name) else None
-        while function is not None:
-            scope, function = (function, name), self._inside.get(function)
-            # in what is assigned to its own name (`path = join(folder, path)`) a name is the parameter as it was
-            values = [self._values.get(scope) if node not in self._own else None, self._parameters.get(scope)]
-            if texts := [self.text(value, depth - 1) for value in values if value is not None]:
+        while isinstance(node, ast.Name):
+            scope = function, name
+            given = [self.text(value, depth - 1) for value in self._parameters.get(scope, ())[:MOST_CALLS]]
+            given.sort(
+                key=lambda text: not _DIFFERS.search(text)
+            )  # the name of a checkpoint of many, before that of the last
+            assigned = (self.text(value, depth - 1) for value in _newest_first(self._values.get(scope, ()), node))
+            if texts := [*itertools.islice(assigned, MOST_CALLS), *given]:
                 return next((text for text in texts if text != "*"), "*")
+            if function is None:
+                break
+            function = self._inside.get(function)
         return self.text(self.nodes.get(name), depth - 1)
+
+
+def _newest_first(assigned: Sequence[_Assigned], node: ast.Name) -> Iterator[ast.expr]:
+    """What a name may stand for: what was assigned in a line above it, the nearest first, then what is assigned below.
+
+    In what is assigned to its own name (`path = join(folder, path)`) it is what it was before.
+    """
+    others = sorted((item for item in assigned if node not in item.own), key=operator.attrgetter("line"))
+    yield from (item.value for item in reversed(others) if item.line < node.lineno)
+    yield from (item.value for item in others if item.line >= node.lineno)
+
+
+def is_switch(option: ast.Call) -> bool:
+    """Whether an option takes no value."""
+    is_click = any(isinstance(item, ast.Constant) and "/" in str(item.value) for item in option.args)
+    return is_click or any(item.arg in ("action", "is_flag") for item in option.keywords)
+
+
+def _key(word: str) -> str:
+    return word.lstrip("-+").replace("-", "_")
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def called_name(call: ast.Call) -> str:
@@ -186,8 +297,8 @@ def _given(words: Sequence[str]) -> dict[str, str]:
     """The values of flags, in any style."""
     given: dict[str, str] = {}
     for number, word in enumerate(words):
-        name, equals, value = word.lstrip("-+").partition("=")
-        key = name.replace("-", "_")
+        name, equals, value = word.partition("=")
+        key = _key(name)
         if equals:
             given[key] = value
         elif word.startswith("--") and number + 1 < len(words) and not words[number + 1].startswith("-"):

@@ -32,6 +32,7 @@ FILE_BYTES = 4 << 20
 
 MATCH_S, TIMEOUTS = 0.2, 3
 MAX_FILES = 100
+THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")
 """Files that a path with wildcards may match."""
 
 
@@ -246,6 +247,8 @@ def _number(value: Any) -> float | None:
     """A number out of JSON or out of a text, which may be infinite or no number at all; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
+    if isinstance(value, str) and THOUSANDS.fullmatch(value):
+        value = value.replace(",", "")
     try:
         return float(value)
     except (ValueError, OverflowError):

@@ -59,6 +59,15 @@ def test_steps_their_total_and_metrics_are_read_as_they_are_printed(log, tmp_pat
     assert output.last_lines[0] == "hello"
 
 
+@pytest.mark.parametrize(
+    ("line", "step"), [("iter:  12,300", 12300), ("iter: 1,234,567", 1234567), ("iter: 12,30", None), ("iter: 7", 7)]
+)
+def test_a_number_whose_thousands_are_separated_is_read(log, tmp_path, line, step):
+    output = ProgramOutput(log, tmp_path, in_log(r"iter:\s*([\d,]+)"), {})
+    append(log, f"{line}\n")
+    assert output.read().step == step
+
+
 def test_a_megabyte_without_an_end_of_line_is_cut_and_costs_no_memory(log, tmp_path):
     output = ProgramOutput(log, tmp_path, in_log(r"step (\d+)"), {})
     append(log, "step 1 " + "x" * (1 << 20))

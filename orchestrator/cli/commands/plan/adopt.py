@@ -37,7 +37,7 @@ def command(program: Path, words: tuple[str, ...], out: Path, only_print: bool, 
     Example:
       kgorch adopt train.py --print -- --epochs 10
     """
-    from kgorch.plan import parse
+    from kgorch.plan import parse, program_modules
     from kgorch.plan.adopted_plan import plan_text
     from kgorch.plan.program_inspection import ProgramFindings, inspect, is_carried, why_foreign
 
@@ -54,7 +54,8 @@ def command(program: Path, words: tuple[str, ...], out: Path, only_print: bool, 
     if program.suffix == ".py":
         try:
             with open(program, "rb") as file:
-                found = inspect(file.read(MAX_SOURCE_BYTES).decode(errors="replace"), words)
+                source = file.read(MAX_SOURCE_BYTES).decode(errors="replace")
+            found = inspect(source, words, program_modules.sources(program.absolute(), source, out.parent))
         except (SyntaxError, ValueError, RecursionError) as error:
             raise KgorchError(
                 f"{program} cannot be parsed", str(error), next_step="correct it, then the same again"
