@@ -274,6 +274,8 @@ def test_a_full_disk_fails_the_save_and_neither_the_training_nor_the_checkpoint_
     kgorch.wait_for_step(3)
     kgorch("save")
     good = kgorch.status()["checkpoint"]
+    left = [Path(good["path"]).name]  # the checkpoint before it is deleted beside the training, and makes room
+    wait_until(lambda: [path.name for path in small_disk.glob("test-*/train/*")] == left, what="the one before")
     (small_disk / "filler").write_bytes(b"0" * (shutil.disk_usage(small_disk).free - 300_000))
     failed = kgorch("save", code=2)
     assert "No space left" in failed.stderr or "no room" in failed.stderr
@@ -282,7 +284,6 @@ def test_a_full_disk_fails_the_save_and_neither_the_training_nor_the_checkpoint_
     assert kgorch.status()["checkpoint"] == good, "the verified one stays"
     assert kgorch.events("save_failed")
     assert "free some space in" in " ".join(kgorch.status()["notices"])
-    left = [Path(good["path"]).name]  # the checkpoint before it is deleted beside the training
     wait_until(lambda: [path.name for path in small_disk.glob("test-*/train/*")] == left, what="no leftovers")
     (small_disk / "filler").unlink()
     kgorch("save")
