@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 
 from kgorch.core.program_command import FlagStyle, Launcher
 from kgorch.plan import program_modules
-from kgorch.plan.program_names import UNKNOWN, ProgramNames, called_name, is_switch
+from kgorch.plan.program_names import DIFFERS, UNKNOWN, ProgramNames, called_name, is_switch
 
 _SAVES = {"save": 1, "save_file": 1, "save_checkpoint": 0, "save_pretrained": 0, "savez": 0, "save_state": 0}
 """Function → position of the path among its arguments; `save` is torch's."""
@@ -196,7 +196,7 @@ def _launcher(library: str, modules: set[str], source: str) -> Launcher:
 def _find_checkpoint(saves: Sequence[_Save], renamed: dict[str, str], found: ProgramFindings) -> None:
     """What is saved again and again goes first, also where the flags keep it from that, then what is saved once."""
     named = [save for save in saves if save.path.strip("*/.")]
-    often = [save for save in named if save.is_repeated or "*" in save.path.rpartition("/")[2]]
+    often = [save for save in named if save.is_repeated or DIFFERS.search(save.path)]
     for group in (often, named):
         for is_off in (False, True):
             paths = [save.path for save in group if save.is_off is is_off]
@@ -229,7 +229,7 @@ def _take_folder(paths: Sequence[str], found: ProgramFindings) -> bool:
     for path in paths:
         folder = path.rpartition("/")[0]
         is_numbered = "*" in folder.rpartition("/")[2].replace("**", "*").strip("*") + "*"
-        if is_numbered and re.search(r"[^/*]\*|\*[^/*]", folder):
+        if is_numbered and DIFFERS.search(folder):
             found.checkpoint = folder
             return True
     return False
@@ -263,10 +263,8 @@ def _places(call: ast.Call, names: ProgramNames) -> Iterator[str]:
         named = (names.text(value) for value in (*call.args, *keywords.values()))
         yield from (text for text in named if _FILE_OF_WEIGHTS.search(text))
     elif len(call.args) > position:
-        texts = [
-            names.text(value) for value in (call.args[position], call.args[0])
-        ]  # Fabric's `save` has the path first
-        yield texts[1] if _FILE_OF_WEIGHTS.search(texts[1]) and texts[0].strip("*") == "" else texts[0]
+        usual, first = names.text(call.args[position]), names.text(call.args[0])  # of Fabric's `save` it is the first
+        yield usual if usual.strip("*") or not _FILE_OF_WEIGHTS.search(first) else first
     elif value := keywords.get("f") or keywords.get("output_dir") or keywords.get("filename"):
         yield names.text(value)
 

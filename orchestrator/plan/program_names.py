@@ -19,6 +19,9 @@ MAX_DEPTH, MOST_LOOKS = 12, 1000
 MOST_CALLS = 8
 """Calls of a function, or assignments of a name, that are followed."""
 
+DIFFERS = re.compile(r"[^/*]\*|\*[^/*]")
+"""Of a path that differs from save to save, and is not merely unknown in one of its parts."""
+
 UNKNOWN = object()
 """The value of an expression that hangs on more than the program's flags."""
 
@@ -26,7 +29,6 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: operator.is_, ast.IsNot: operator.is_not,
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
 }  # fmt: skip
-_DIFFERS = re.compile(r"[^/*]\*|\*[^/*]")
 _SAME_TEXT = ("Path", "str", "abspath", "expanduser")
 _TYPES = {"int": int, "str": str, "float": float, "bool": bool}
 
@@ -209,7 +211,7 @@ class ProgramNames:
             scope = function, name
             given = [self.text(value, depth - 1) for value in self._parameters.get(scope, ())[:MOST_CALLS]]
             given.sort(
-                key=lambda text: not _DIFFERS.search(text)
+                key=lambda text: not DIFFERS.search(text)
             )  # the name of a checkpoint of many, before that of the last
             assigned = (self.text(value, depth - 1) for value in _newest_first(self._values.get(scope, ()), node))
             if texts := [*itertools.islice(assigned, MOST_CALLS), *given]:
