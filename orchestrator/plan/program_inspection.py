@@ -7,15 +7,14 @@ What cannot be found is left to the user, with a note: a wrong guess would be wo
 from __future__ import annotations
 
 import ast
-import operator
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from kgorch.core.program_command import FlagStyle, Launcher
-from kgorch.plan import program_modules
-from kgorch.plan.program_names import DIFFERS, UNKNOWN, ProgramNames, called_name, is_switch
+from kgorch.plan import printed_lines, program_modules
+from kgorch.plan.program_names import DIFFERS, UNKNOWN, ProgramNames, called_name, is_switch, spellings
 
 _SAVES = {"save": 1, "save_file": 1, "save_checkpoint": 0, "save_pretrained": 0, "savez": 0, "save_state": 0}
 """Function → position of the path among its arguments; `save` is torch's."""
@@ -26,17 +25,15 @@ _WRITES = ("w", "wt", "w+")
 SENTENCE_TRAINERS = {"SentenceTransformerTrainer", "CrossEncoderTrainer", "SparseEncoderTrainer"}
 
 _FILE_OF_WEIGHTS = re.compile(r"\.(pt|pth|ckpt|pth\.tar|bin|safetensors|npz|pkl)$")
+_DISTRIBUTED = {"init_process_group", "DistributedDataParallel", "DistributedSampler"}
 _RENAMES = ("rename", "replace", "move")
-_SAYS = ("print", "echo", "write", "log", "debug", "info", "warning", "set_description", "set_postfix_str")
-_PERCENT, _BRACES = re.compile(r"%[-+ #0-9.]*[a-zA-Z]"), re.compile(r"\{[^{}]*\}")
 _POINTER = re.compile(r"(^|/)[^/.]*latest[^/.]*(\.txt)?$", re.IGNORECASE)
-_STEP = re.compile(r"((?:global[_ ]?)?(?:step|iter(?:ation)?))(\W{1,4})$", re.IGNORECASE)
-_LOSS = re.compile(r"(loss(?:[ _]train(?:ing)?)?)(\W{1,4})$", re.IGNORECASE)
-_VALIDATION = re.compile(r"\b(val|valid(ation)?|test|eval(uation)?)\b", re.IGNORECASE)
-
-# what is written into the plan, for any format of a number: padded, negative, with an exponent, no number at all
-_NUMBER = r"([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf))"
-_COUNT, _GROUPED_COUNT = r"\s*(\d+)", r"\s*(\d+(?:,\d{3})*)"
+_RESUME = re.compile(
+    r"(auto_?)?resume(_(from|path|ckpt|checkpoint|file|training|model)\w*)?"
+    r"|restore(_(from|path|ckpt|checkpoint|file|model)\w*)?|ckpt_path|continue(_train\w*)?"
+)
+_OTHERS = re.compile(r"best|last|latest|final", re.IGNORECASE)
+"""Of the name of a file beside a checkpoint, which needs not be kept with it."""
 
 
 @dataclass(slots=True)
@@ -102,12 +99,11 @@ def inspect(source: str, words: Sequence[str], others: Sequence[str] = ()) -> Pr
     tree = ast.parse(source)
     modules = _modules(tree)
     tree = program_modules.joined(tree, others)
-    text = ast.unparse(tree) if others else source
     names = ProgramNames(tree, words)
     found = ProgramFindings(library=_library(modules, tree), flags=_style(source, modules, words))
-    found.launcher = _launcher(found.library, modules, text)
-    found.stop = next((name for name in ("SIGTERM", "SIGUSR1", "SIGINT") if f"signal.{name}" in text), "")
-    found.step, found.loss = _printed(tree)
+    found.launcher = _launcher(found.library, modules, tree, source)
+    found.stop = _handled(tree)
+    found.step, found.loss = printed_lines.step_and_loss(tree)
     found.takes_next = _takes_next(tree)
     saves = list(_saves(tree, names))
     _find_checkpoint(saves, {old: new for old, new in _renames(tree, names) if old and new}, found)
@@ -183,14 +179,30 @@ def _style(source: str, modules: set[str], words: Sequence[str]) -> FlagStyle:
     return FlagStyle.BARE if is_bare else FlagStyle.SPACE
 
 
-def _launcher(library: str, modules: set[str], source: str) -> Launcher:
+def _launcher(library: str, modules: set[str], tree: ast.Module, source: str) -> Launcher:
     if library == "accelerate":
         return Launcher.ACCELERATE
     spawns = "mp.spawn(" in source or "multiprocessing.spawn(" in source or library == "lightning"
-    is_distributed = library == "transformers" or any(
-        word in source for word in ("init_process_group", "DistributedDataParallel", "DistributedSampler")
-    )
+    spawns |= "detectron2.launch" in modules
+    used = {node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "") for node in ast.walk(tree)}
+    is_distributed = library == "transformers" or "deepspeed" in modules or bool(used & _DISTRIBUTED)
     return Launcher.TORCHRUN if is_distributed and not spawns else Launcher.NONE
+
+
+def _handled(tree: ast.Module) -> str:
+    """The signal that it handles; empty for none, and for one that it ignores."""
+    ignored, is_handled = set[ast.AST](), False
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and called_name(node) in ("signal", "add_signal_handler"):
+            is_ignored = any("SIG_" in ast.unparse(word) for word in node.args[1:2])
+            ignored |= set(ast.walk(node)) if is_ignored else set()
+            is_handled |= not is_ignored and len(node.args) > 1
+    named = {
+        node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+        for node in ast.walk(tree)
+        if node not in ignored
+    }
+    return next((name for name in ("SIGTERM", "SIGUSR1", "SIGINT") if is_handled and name in named), "")
 
 
 def _find_checkpoint(saves: Sequence[_Save], renamed: dict[str, str], found: ProgramFindings) -> None:
@@ -199,19 +211,34 @@ def _find_checkpoint(saves: Sequence[_Save], renamed: dict[str, str], found: Pro
     often = [save for save in named if save.is_repeated or DIFFERS.search(save.path)]
     for group in (often, named):
         for is_off in (False, True):
-            paths = [save.path for save in group if save.is_off is is_off]
-            found.is_off = is_off
-            if _take_renamed(paths, renamed, found) or _take_folder(paths, found):
+            here = [save for save in group if save.is_off is is_off]
+            found.is_off, paths = is_off, [save.path for save in here]
+            folders = [save.path for save in here if save.is_repeated]
+            if _take_renamed(paths, renamed, found) or _take_folder(folders, found):
                 return
             if not is_off and (old := next((old for old, new in renamed.items() if old.startswith(new)), "")):
                 found.checkpoint, found.incomplete = renamed[old], _incomplete(old, renamed[old])
                 return
-            if best := [save for save in group if save.is_off is is_off]:
-                found.checkpoint = max(
-                    best, key=lambda one: ("*" in one.path.rpartition("/")[2]) + one.is_repeated
-                ).path
+            if here:
+                best = max(here, key=lambda one: ("*" in one.path.rpartition("/")[2]) + one.is_repeated)
+                found.checkpoint = best.path
+                if not best.is_repeated:
+                    found.notes.append(f"checkpoint: {best.path} is saved once, it seems: a wall before that costs all")
+                elif others := sorted({save.path for save in here if save.is_repeated} - {best.path}):
+                    _note_others(best.path, others, found)
                 return
     found.is_off = False
+
+
+def _note_others(path: str, others: Sequence[str], found: ProgramFindings) -> None:
+    """A checkpoint of several files that have no folder of their own is not kept as a whole."""
+    folder = path.rpartition("/")[0]
+    beside = [other for other in others if other.rpartition("/")[0] == folder and not _OTHERS.search(other)]
+    if beside and not _OTHERS.search(path):
+        found.notes.append(
+            f"checkpoint: it saves {', '.join(beside[:3])}, too, and only what one place names is kept: several files need"
+            " a folder for each checkpoint"
+        )
 
 
 def _take_renamed(paths: Sequence[str], renamed: dict[str, str], found: ProgramFindings) -> bool:
@@ -262,6 +289,9 @@ def _places(call: ast.Call, names: ProgramNames) -> Iterator[str]:
     if position is None:
         named = (names.text(value) for value in (*call.args, *keywords.values()))
         yield from (text for text in named if _FILE_OF_WEIGHTS.search(text))
+    elif called_name(call) == "save_checkpoint" and (tag := keywords.get("tag") or next(iter(call.args[1:2]), None)):
+        folder, name = names.text(next(iter(call.args), None)), names.text(tag)
+        yield f"{folder}/{name}" if DIFFERS.search(name) and not _FILE_OF_WEIGHTS.search(folder) else folder
     elif len(call.args) > position:
         usual, first = names.text(call.args[position]), names.text(call.args[0])  # of Fabric's `save` it is the first
         yield usual if usual.strip("*") or not _FILE_OF_WEIGHTS.search(first) else first
@@ -352,17 +382,18 @@ def _again(tree: ast.Module, names: ProgramNames, found: ProgramFindings) -> lis
         return [f"{option}={value}"] if found.flags is FlagStyle.EQUALS else [option, value]
 
     resumes = [
-        (is_switch(call), len(name), _spelling(call, name))
-        for name, call in names.options.items()
-        if re.search(r"resume|ckpt_path|restore", name) and not name.startswith("no_")
+        (is_switch(call), len(word), word)
+        for call in names.options.values()
+        for word in spellings(call)[:1]
+        if _RESUME.fullmatch(word.lstrip("-").replace("-", "_")) and (is_switch(call) or _may_be_path(call))
     ]
     if resumes:
         switches, _, option = min(resumes)
         return [option] if switches else said(option, "{checkpoint}")
-    for name, call in names.options.items():
+    for call in names.options.values():
         choices = next((item.value for item in call.keywords if item.arg == "choices"), None)
         if choices is not None and "resume" in (names.known(one) for one in getattr(choices, "elts", ())):
-            return said(_spelling(call, name), "resume")
+            return said(spellings(call)[0], "resume")
     if "init_from" in names.nodes and found.flags is FlagStyle.EQUALS:
         return ["--init_from=resume"]
     settings = sorted(key for key in names.nodes if "resume" in key)
@@ -373,10 +404,10 @@ def _again(tree: ast.Module, names: ProgramNames, found: ProgramFindings) -> lis
     return [f"{words[0]}{{checkpoint}}"] if words else []
 
 
-def _spelling(call: ast.Call, name: str) -> str:
-    """An option as it is typed: with its hyphens, and of click's `--resume/--no-resume` the first."""
-    words = [str(item.value).partition("/")[0] for item in call.args if isinstance(item, ast.Constant)]
-    return next(word for word in words if word.lstrip("-").replace("-", "_") == name)
+def _may_be_path(option: ast.Call) -> bool:
+    """Whether an option takes any text, and no number or yes and no."""
+    kind = next((ast.unparse(item.value) for item in option.keywords if item.arg == "type"), "")
+    return not re.search(r"int|float|bool", kind, re.IGNORECASE)
 
 
 def _by_library(names: ProgramNames, found: ProgramFindings) -> None:
@@ -387,86 +418,12 @@ def _by_library(names: ProgramNames, found: ProgramFindings) -> None:
             found.checkpoint, found.incomplete = f"{out}/checkpoint-*", []
             found.step_file = (f"{out}/checkpoint-*/trainer_state.json", "global_step")
         found.again = found.again or ["--resume_from_checkpoint", "{checkpoint}"]
-        found.loss = found.loss or r"'loss': '?" + _NUMBER
+        found.loss = found.loss or r"'loss': '?" + printed_lines.NUMBER
     elif found.library == "lightning":
         found.checkpoint = found.checkpoint or "lightning_logs/*/checkpoints/*.ckpt"
     elif found.library == "accelerate" and out and not found.checkpoint:
         shape = "epoch_*" if names.given.get("checkpointing_steps") == "epoch" else "step_*"
         found.checkpoint, found.incomplete = f"{out}/{shape}", []
-
-
-def _printed(tree: ast.Module) -> tuple[str, str]:
-    """Regular expressions for the step and the loss, from the texts that the program puts together.
-
-    A text with both goes first, then what is printed, then what does not speak of a validation.
-    """
-    said = {
-        part
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and called_name(node) in _SAYS
-        for part in ast.walk(node)
-    }
-    steps, losses = list[tuple[tuple[bool, ...], str]](), list[tuple[tuple[bool, ...], str]]()
-    for node in ast.walk(tree):
-        parts = _parts(node)
-        if _is_name_of_file(parts):
-            continue
-        before, step, loss = "", list[tuple[bool, str]](), list[tuple[bool, str]]()
-        for number, text in enumerate(parts[:-1]):
-            if not isinstance(text, str) or isinstance(value := parts[number + 1], str):
-                continue
-            before += text
-            if match := _STEP.search(text):
-                total = parts[number + 2 : number + 3] == ["/"] and parts[number + 3 : number + 4]
-                counts = [_GROUPED_COUNT if one else _COUNT for one in (value, *(total or ()))]
-                step.append(("step" not in match[1].lower(), _fixed(match[0]) + r"\s*/".join(counts)))
-            if match := _LOSS.search(text):
-                is_other = bool(_VALIDATION.search(before))
-                loss.append((is_other, _fixed(match[0]) + r"\s*" + _NUMBER))
-        rank = not (step and loss), node not in said
-        steps += [((*rank, is_iter), found) for is_iter, found in step]
-        losses += [((is_other, *rank), found) for is_other, found in loss]
-    chosen = (min(found, key=operator.itemgetter(0), default=((), "")) for found in (steps, losses))
-    return next(chosen)[1], next(chosen)[1]
-
-
-def _fixed(text: str) -> str:
-    return re.escape(text).replace(r"\ ", " ")
-
-
-def _parts(node: ast.AST) -> list[str | bool]:
-    """The fixed parts of a text that is put together, and between them for each value whether thousands are separated by commas;
-    [] for any other expression."""
-    match node:
-        case ast.JoinedStr(values=values):
-            return [
-                str(part.value)
-                if isinstance(part, ast.Constant)
-                else isinstance(part, ast.FormattedValue) and "," in ast.unparse(part.format_spec or ast.Constant(""))
-                for part in values
-            ]
-        case ast.BinOp(left=ast.Constant(value=str(text)), op=ast.Mod()):
-            return _split(_PERCENT, text)
-        case ast.Call(func=ast.Attribute(value=ast.Constant(value=str(text)), attr="format")):
-            return _split(_BRACES, text)
-        case ast.Call(args=[ast.Constant(value=str(text)), _, *_]) if called_name(node) in _SAYS and "%" in text:
-            return _split(_PERCENT, text)
-        case ast.Call(args=[_, _, *_] as words) if called_name(node) == "print":
-            return [f"{word.value!s} " if isinstance(word, ast.Constant) else False for word in words]
-    return []
-
-
-def _split(values: re.Pattern[str], text: str) -> list[str | bool]:
-    kinds = [":" in value and "," in value for value in values.findall(text)]
-    return [part for piece, kind in zip(values.split(text), [*kinds, False], strict=True) for part in (piece, kind)][
-        :-1
-    ]
-
-
-def _is_name_of_file(parts: Sequence[str | bool]) -> bool:
-    """As f"out/step-{step}.pt": nobody prints it alone."""
-    texts = [text for text in parts if isinstance(text, str)]
-    return not any(re.search(r"\s", text) for text in texts) and bool(texts and re.search(r"\.[a-z]\w*$", texts[-1]))
 
 
 def is_carried(found: ProgramFindings) -> bool:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import io
+import tokenize
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kgorch.plan.program_names import called_name
 
-MOST_MODULES, MOST_BYTES = 40, 4 << 20
-"""Limits of what is read besides the program: modules, and their bytes together."""
+MOST_MODULES, MOST_BYTES = 40, 1 << 20
+"""Limits of what is read: modules besides the program, and bytes of the program, and of all modules together."""
+
+UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
+"""Errors of `ast.parse`."""
 
 Function = ast.FunctionDef | ast.ClassDef
 
@@ -32,14 +37,23 @@ def sources(program: Path, source: str, folder: Path) -> list[str]:
         for module in _imported(path, text, roots):
             if module in found or module == program or len(found) == MOST_MODULES:
                 continue
-            with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError):
-                with open(module, "rb") as file:
-                    other = file.read(left).decode(errors="replace")
+            with contextlib.suppress(OSError, *UNREADABLE):
+                other = text_of(module, left)
                 ast.parse(other)
                 left -= len(other)
                 found[module] = other
                 waiting.append((module, other))
     return list(found.values())
+
+
+def text_of(program: Path, most_bytes: int = MOST_BYTES) -> str:
+    """The source of a program, in the encoding that it names. Raises: OSError, SyntaxError."""
+    with open(program, "rb") as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise SyntaxError(f"it has more than {most_bytes} bytes")
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+    return content.decode(encoding, errors="replace")
 
 
 def _imported(path: Path, source: str, roots: Sequence[Path]) -> Iterator[Path]:
@@ -55,7 +69,7 @@ def _imported(path: Path, source: str, roots: Sequence[Path]) -> Iterator[Path]:
         for name in filter(None, names):
             places = [folder.joinpath(*name.split(".")) for folder in folders]
             for candidate in (file for place in places for file in (place.with_suffix(".py"), place / "__init__.py")):
-                if roots[-1] in candidate.parents and candidate.is_file():
+                if candidate.is_file() and roots[-1].resolve() in candidate.resolve().parents:
                     yield candidate
                     break
 

@@ -34,9 +34,9 @@ _TYPES = {"int": int, "str": str, "float": float, "bool": bool}
 
 
 class _Assigned(NamedTuple):
-    """Args: line: of the assignment. own: where the value has the very name that it is assigned to."""
+    """Args: at: line and column. own: where the value has the very name that it is assigned to."""
 
-    line: int
+    at: tuple[int, int]
     value: ast.expr
     own: list[ast.Name]
 
@@ -45,7 +45,7 @@ class ProgramNames:
     """Values of the program's names, as far as they are texts.
 
     Attributes:
-        options: of argparse and click: name → the call that adds it.
+        options: of argparse and click: the name of its value → the call that adds it.
         nodes: name → the first value that it gets, wherever that is.
         given: the values of flags on the command line.
     """
@@ -53,7 +53,9 @@ class ProgramNames:
     def __init__(self, tree: ast.Module, words: Sequence[str]) -> None:
         self.options: dict[str, ast.Call] = {}
         self.nodes: dict[str, ast.expr] = {}
-        self.given, self._words, self._left = _given(words), words, 0
+        self._words, self._left = words, 0
+        self._spellings: dict[str, str] = {}  # of options, as they are typed → the name of the value
+        self._loops: set[tuple[ast.FunctionDef | None, str]] = set()  # what loops assign, by function and name
         self._attributes: dict[str, ast.expr] = {}
         self._inside = dict(_enclosing(tree, None))
         self._values: dict[tuple[ast.FunctionDef | None, str], list[_Assigned]] = {}  # by function and name
@@ -67,6 +69,12 @@ class ProgramNames:
             if isinstance(node, ast.Assign):
                 for target in node.targets:
                     self._bind(target, node.value)
+            elif isinstance(node, ast.NamedExpr) or (isinstance(node, ast.AnnAssign) and node.value is not None):
+                self._bind(node.target, node.value)  # type: ignore[arg-type]
+            elif isinstance(node, ast.For | ast.comprehension):
+                self._bind_loop(node.target)
+            elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+                self._bind_added(node.target, node)
             elif isinstance(node, ast.withitem):
                 match node:
                     case ast.withitem(context_expr=ast.Call(args=[path, *_]) as call, optional_vars=ast.Name() as file):
@@ -79,6 +87,7 @@ class ProgramNames:
                 for key, value in zip(node.keys, node.values, strict=True):
                     if isinstance(key, ast.Constant) and isinstance(key.value, str):
                         self.nodes.setdefault(key.value, value)
+        self.given = _given(words, self._spellings)
         for call in calls:
             for function in self.functions_called(call):
                 for name, value in _arguments(function, call):
@@ -92,7 +101,7 @@ class ProgramNames:
             self.nodes.setdefault(target.id, value)
             own = [node for node in ast.walk(value) if isinstance(node, ast.Name) and node.id == target.id]
             self._values.setdefault((self._inside.get(target), target.id), []).append(
-                _Assigned(target.lineno, value, own)
+                _Assigned((target.lineno, target.col_offset), value, own)
             )
         elif isinstance(target, ast.Attribute):
             self._attributes.setdefault(target.attr, value)
@@ -100,11 +109,28 @@ class ProgramNames:
             for one, other in zip(target.elts, value.elts, strict=False):
                 self._bind(one, other)
 
+    def _bind_loop(self, target: ast.expr) -> None:
+        for node in ast.walk(target):
+            if isinstance(node, ast.Name):
+                self._bind(node, ast.Constant(0))  # differs each time
+                self._loops.add((self._inside.get(node), node.id))
+
+    def _bind_added(self, target: ast.Name, node: ast.AugAssign) -> None:
+        """As `name = name + value`."""
+        before = ast.copy_location(ast.Name(target.id, ast.Load()), target)
+        if (function := self._inside.get(target)) is not None:
+            self._inside[before] = function
+        self._bind(target, ast.BinOp(before, node.op, node.value))
+
     def _take_option(self, call: ast.Call) -> None:
-        if called_name(call) in ("add_argument", "option"):
-            for option in call.args:
-                if isinstance(option, ast.Constant) and isinstance(option.value, str) and option.value.startswith("--"):
-                    self.options.setdefault(option.value[2:].partition("/")[0].replace("-", "_"), call)
+        if called_name(call) not in ("add_argument", "option"):
+            return
+        spelled = spellings(call)
+        dest = next((item.value for item in call.keywords if item.arg == "dest"), None)
+        if spelled:
+            name = _key(str(dest.value)) if isinstance(dest, ast.Constant) else _key(spelled[0])
+            self.options.setdefault(name, call)
+            self._spellings |= {word: name for word in spelled if word not in self._spellings}
 
     def functions_called(self, call: ast.Call) -> Iterator[ast.FunctionDef]:
         """The program's function that a call calls; of a class its __init__."""
@@ -176,15 +202,20 @@ class ProgramNames:
             case ast.Call(func=ast.Name(id="isinstance"), args=[thing, ast.Name(id=name)]) if name in _TYPES:
                 value = self.known(thing, depth - 1)
                 return UNKNOWN if value is UNKNOWN else isinstance(value, _TYPES[name])
+            case ast.Name(id=name) if assigned := self._values.get((self._inside.get(node), name)):
+                first = assigned[0].value
+                if isinstance(first, ast.Name | ast.Attribute) and all(_is_same(item, first) for item in assigned[1:]):
+                    return self.known(first, depth - 1)
             case ast.Name(id=name) | ast.Attribute(attr=name) if name in self.options:
-                return self._value_of_option(name)
-            case ast.Name(id=name) if isinstance(other := self.nodes.get(name), ast.Name | ast.Attribute):
-                return self.known(other, depth - 1)
+                other = self._attributes.get(name) if isinstance(node, ast.Attribute) else None
+                return self._value_of_option(name) if other is None or _name_of(other) == name else UNKNOWN
         return UNKNOWN
 
     def _value_of_option(self, name: str) -> Any:
+        if re.search(r"(^|_)rank$", name):
+            return UNKNOWN  # a launcher sets it
         keywords = {item.arg: item.value for item in self.options[name].keywords}
-        is_there = any(word.startswith("--") and _key(word.partition("=")[0]) == name for word in self._words)
+        is_there = any(self._spellings.get(word.partition("=")[0]) == name for word in self._words)
         if is_switch(self.options[name]):
             return is_there != (ast.unparse(keywords.get("action", ast.Constant(""))) == "'store_false'")
         try:
@@ -197,9 +228,10 @@ class ProgramNames:
             return UNKNOWN
 
     def _named(self, name: str, depth: int, node: ast.expr) -> str:
-        is_assigned = isinstance(node, ast.Name) and (self._inside.get(node), name) in self._values
+        scope = self._inside.get(node), name
+        is_assigned = isinstance(node, ast.Name) and scope in self._values
         # a program without options sets its variables by the flags
-        if name in self.given and not (is_assigned and name in self.options):
+        if name in self.given and not (is_assigned and (name in self.options or scope in self._loops)):
             return self.given[name]
         if name in self.options and not is_assigned:
             default = next((item.value for item in self.options[name].keywords if item.arg == "default"), None)
@@ -223,19 +255,38 @@ class ProgramNames:
 
 
 def _newest_first(assigned: Sequence[_Assigned], node: ast.Name) -> Iterator[ast.expr]:
-    """What a name may stand for: what was assigned in a line above it, the nearest first, then what is assigned below.
+    """What a name may stand for: what was assigned before it, the nearest first, then what is assigned behind it.
 
     In what is assigned to its own name (`path = join(folder, path)`) it is what it was before.
     """
-    others = sorted((item for item in assigned if node not in item.own), key=operator.attrgetter("line"))
-    yield from (item.value for item in reversed(others) if item.line < node.lineno)
-    yield from (item.value for item in others if item.line >= node.lineno)
+    others = sorted((item for item in assigned if node not in item.own), key=operator.attrgetter("at"))
+    here = node.lineno, node.col_offset
+    yield from (item.value for item in reversed(others) if item.at < here)
+    yield from (item.value for item in others if item.at >= here)
+
+
+def spellings(option: ast.Call) -> list[str]:
+    """An option as it may be typed, the long ways first; of click's `--resume/--no-resume` the first."""
+    words = [str(item.value).partition("/")[0] for item in option.args if isinstance(item, ast.Constant)]
+    return sorted((word for word in words if word.startswith("-")), key=lambda word: not word.startswith("--"))
 
 
 def is_switch(option: ast.Call) -> bool:
     """Whether an option takes no value."""
     is_click = any(isinstance(item, ast.Constant) and "/" in str(item.value) for item in option.args)
     return is_click or any(item.arg in ("action", "is_flag") for item in option.keywords)
+
+
+def _is_same(assigned: _Assigned, first: ast.expr) -> bool:
+    """Whether a name gets what it had, as a number: `steps = int(steps)`."""
+    match assigned.value:
+        case ast.Call(func=ast.Name(id="int" | "float" | "str"), args=[one]):
+            return _name_of(one) == _name_of(first)
+    return False
+
+
+def _name_of(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def _key(word: str) -> str:
@@ -295,14 +346,18 @@ def _defaults(function: ast.FunctionDef) -> Iterator[tuple[str, ast.expr]]:
             yield name, default
 
 
-def _given(words: Sequence[str]) -> dict[str, str]:
-    """The values of flags, in any style."""
+def _given(words: Sequence[str], spelled: dict[str, str]) -> dict[str, str]:
+    """The values of flags, in any style. Args: spelled: the program's options → the names of their values."""
     given: dict[str, str] = {}
     for number, word in enumerate(words):
         name, equals, value = word.partition("=")
-        key = _key(name)
+        key = spelled.get(name) or _key(name)
         if equals:
             given[key] = value
-        elif word.startswith("--") and number + 1 < len(words) and not words[number + 1].startswith("-"):
+        elif (
+            (word.startswith("--") or word in spelled)
+            and number + 1 < len(words)
+            and not words[number + 1].startswith("-")
+        ):
             given[key] = words[number + 1]
     return given

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from kgorch.cli import cli
+from kgorch.errors import KgorchError
 from kgorch.plan import parse, program_modules
 from kgorch.plan.adopted_plan import plan_text
 from kgorch.plan.program_inspection import inspect, is_carried, why_foreign
@@ -83,7 +84,7 @@ def test_modules_that_cannot_be_read_or_lie_elsewhere_are_left_out(tmp_path, mon
     monkeypatch.setattr(program_modules, "MOST_MODULES", 1)
     assert program_modules.sources(inside / "train.py", main, inside) == ["import loop, train"]
     monkeypatch.setattr(program_modules, "MOST_BYTES", 3)
-    assert len("".join(program_modules.sources(inside / "train.py", main, inside))) <= 3
+    assert program_modules.sources(inside / "train.py", main, inside) == []
 
 
 OFTEN = """
@@ -214,8 +215,8 @@ def test_a_flag_to_resume_without_a_value_takes_no_other_flag_along():
 
 
 def test_words_to_resume_are_written_though_no_checkpoint_is_found():
-    text = plan_text("t.py", [], inspect('parser.add_argument("--restart-resume")', []))
-    assert '# again = ["--restart-resume", "{checkpoint}"]\n' in text and parse(text, "plan.toml")
+    text = plan_text("t.py", [], inspect('parser.add_argument("--resume-from")', []))
+    assert '# again = ["--resume-from", "{checkpoint}"]\n' in text and parse(text, "plan.toml")
 
 
 @pytest.mark.parametrize(
@@ -260,6 +261,149 @@ save(state, "out/final.pt")
 def test_the_line_of_a_step_goes_before_all_others(source, line, step, loss):
     found = inspect(source, [])
     assert re.search(found.step, line)[1] == step and re.search(found.loss, line)[1] == loss
+
+
+ARGPARSE = """
+import argparse, os, time, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("-o", "--output-dir", "--out", default="out")
+parser.add_argument("--epoch", type=int, default=1)
+parser.add_argument("--weights", dest="place", default="w")
+parser.add_argument("--local_rank", type=int, default=-1)
+parser.add_argument("--save", action="store_true")
+args = parser.parse_args()
+args.out = unknown()
+for epoch in range(args.epoch):
+    save = epoch % 10 == 0
+    SAVES
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "words", "checkpoint"),
+    [
+        ("torch.save(x, os.path.join(args.output_dir, f'{epoch}.pt'))", "-o runs/a", "runs/a/*.pt"),
+        ("torch.save(x, os.path.join(args.output_dir, f'{epoch}.pt'))", "--out runs/a", "runs/a/*.pt"),
+        ("torch.save(x, os.path.join(args.output_dir, f'{epoch}.pt'))", "--out=runs/a", "runs/a/*.pt"),
+        ("torch.save(x, os.path.join(args.place, f'{epoch}.pt'))", "--weights b", "b/*.pt"),
+        ("torch.save(x, f'out/model_{epoch}.pt')", "--epoch 200", "out/model_*.pt"),
+        ("path = f'a/{epoch}'; path += '.pt'; torch.save(x, path)", "", "a/*.pt"),
+        ("[torch.save(x, f'a/{epoch}.pt') for epoch in y]", "--epoch 3", "a/*.pt"),
+        ("torch.save(x, path := f'a/{epoch}.pt')", "", ""),
+        ("if (path := f'a/{epoch}.pt'): torch.save(x, path)", "", "a/*.pt"),
+        ("path: str = f'a/{epoch}.pt'; torch.save(x, path)", "", "a/*.pt"),
+        ("engine.save_checkpoint('ckpt', f'step_{epoch}')", "", "ckpt/step_*"),
+        ("engine.save_checkpoint('ckpt', tag=f'step_{epoch}')", "", "ckpt/step_*"),
+        ("engine.save_checkpoint('ckpt', state)", "", "ckpt"),
+    ],
+)
+def test_a_place_is_that_of_the_flags_in_every_spelling_and_of_no_variable_of_the_same_name(line, words, checkpoint):
+    assert inspect(ARGPARSE.replace("SAVES", line), words.split()).checkpoint == checkpoint
+
+
+@pytest.mark.parametrize("test", ["args.local_rank == 0", "save", "args.out"])
+def test_a_test_of_what_the_program_or_its_launcher_sets_is_no_reason_to_say_that_it_does_not_save(test):
+    found = inspect(ARGPARSE.replace("SAVES", f"if {test}: torch.save(x, f'a/{{epoch}}.pt')"), [])
+    assert found.checkpoint == "a/*.pt" and not found.is_off
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        '"--vae_ckpt_path"', '"--wandb_resume_id"', '"--resume_epoch", type=int', '"--resume", type=int',
+        '"--resume", type=str2bool', '"--restore_steps", type=float',
+    ],
+)  # fmt: skip
+def test_an_option_that_takes_no_checkpoint_is_not_how_a_program_continues(option):
+    source = f"parser.add_argument({option})\nfor i in x:\n    torch.save(x, 'a.pt')\n"
+    assert inspect(source, []).again == []
+
+
+def test_a_folder_of_a_run_and_weights_that_are_saved_once_are_told():
+    source = """
+import time, torch
+name = f"run_{time.time()}"
+for step in range(9): pass
+torch.save(model, f"runs/{name}/model.pt")
+"""
+    found = inspect(source, [])
+    assert found.checkpoint == "runs/run_*/model.pt" and any("is saved once" in note for note in found.notes)
+    assert not any("is saved once" in note for note in inspect(MAIN, []).notes)
+
+
+def test_files_that_are_saved_beside_one_another_are_told():
+    source = """
+for i in x:
+    torch.save(a, f"out/generator_{i}.pth")
+    torch.save(b, f"out/optim_{i}.pth")
+    torch.save(a, "out/best.pth")
+"""
+    found = inspect(source, [])
+    [note] = [note for note in found.notes if "it saves" in note]
+    assert {found.checkpoint, *re.findall(r"out/\w+_\*\.pth", note)} == {"out/generator_*.pth", "out/optim_*.pth"}
+    assert not any(
+        "it saves" in note for note in inspect(source.replace('f"out/optim_{i}.pth"', '"out/last.pt"'), []).notes
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "stop"),
+    [
+        ("signal.signal(signal.SIGTERM, handler)", "SIGTERM"),
+        ("for one in (signal.SIGUSR1, signal.SIGINT): signal.signal(one, handler)", "SIGUSR1"),
+        ("from signal import SIGTERM, signal\nsignal(SIGTERM, handler)", "SIGTERM"),
+        ("signal.signal(signal.SIGINT, signal.SIG_IGN)", ""),
+        ("signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGUSR1, handler)", "SIGUSR1"),
+        ("os.kill(pid, signal.SIGTERM)", ""),
+    ],
+)
+def test_a_signal_that_is_ignored_or_sent_is_not_handled(line, stop):
+    assert inspect(line, []).stop == stop
+
+
+@pytest.mark.parametrize(
+    ("source", "launcher"),
+    [
+        ("import deepspeed\ndeepspeed.init_distributed()", "torchrun"),
+        (
+            "from torch.nn.parallel import DistributedDataParallel as DDP\nDDP(net)\nDistributedSampler(data)",
+            "torchrun",
+        ),
+        ("import torch.multiprocessing as mp\ndist.init_process_group()\nmp.spawn(main)", "none"),
+        ("from detectron2.engine import launch\nDistributedDataParallel(net)\nlaunch(main, 2)", "none"),
+    ],
+)
+def test_the_launcher_is_that_of_a_program_that_does_not_start_its_ranks_itself(source, launcher):
+    assert inspect(source, []).launcher == launcher
+
+
+def test_the_loss_of_a_validation_is_not_read_for_that_of_the_training():
+    found = inspect("print(f'step {s} eval_loss: {v}')\nprint(f'step {s} loss: {l}')", [])
+    assert re.search(found.loss, "step 3 loss: 0.5")[1] == "0.5" and not re.search(found.loss, "step 3 eval_loss: 0.4")
+
+
+def test_a_program_is_read_in_its_own_encoding(tmp_path):
+    (tmp_path / "bom.py").write_bytes(b"\xef\xbb\xbffor i in x: torch.save(x, 'a.pt')")
+    (tmp_path / "latin.py").write_bytes(
+        "# -*- coding: latin-1 -*-\nfor i in x: torch.save(x, 'Größe.pt')".encode("latin-1")
+    )
+    texts = [program_modules.text_of(tmp_path / name) for name in ("bom.py", "latin.py")]
+    assert [inspect(text, []).checkpoint for text in texts] == ["a.pt", "Größe.pt"]
+    words = ["adopt", str(tmp_path / "odd.py"), "--out", str(tmp_path / "plan.toml")]
+    for content, why in ((b"# coding: no-such-one\n", "no-such-one"), (b"#" * (2 << 20), "more than 1048576 bytes")):
+        (tmp_path / "odd.py").write_bytes(content)
+        with pytest.raises(KgorchError, match="cannot be parsed") as caught:
+            CliRunner().invoke(cli, words, catch_exceptions=False)
+        assert why in str(caught.value)
+
+
+def test_a_module_that_a_link_leads_out_of_the_folder_is_not_read(tmp_path):
+    written(
+        tmp_path, {"plan/train.py": "import linked, folder.inner", "other/secret.py": "x = 1", "other/inner.py": ""}
+    )
+    (tmp_path / "plan/linked.py").symlink_to(tmp_path / "other/secret.py")
+    (tmp_path / "plan/folder").symlink_to(tmp_path / "other")
+    assert program_modules.sources(tmp_path / "plan/train.py", "import linked, folder.inner", tmp_path / "plan") == []
 
 
 def test_functions_that_call_one_another_take_no_time_without_end():

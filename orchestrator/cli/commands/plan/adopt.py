@@ -12,8 +12,6 @@ from kgorch.cli.display import render
 from kgorch.errors import KgorchError
 from kgorch.system import files
 
-MAX_SOURCE_BYTES = 4 << 20
-
 
 @click.command("adopt", context_settings={"ignore_unknown_options": True})
 @click.argument("program", type=click.Path(path_type=Path, dir_okay=False))
@@ -53,10 +51,9 @@ def command(program: Path, words: tuple[str, ...], out: Path, only_print: bool, 
     found = ProgramFindings(notes=["it is no Python script, so nothing of it was inspected"])
     if program.suffix == ".py":
         try:
-            with open(program, "rb") as file:
-                source = file.read(MAX_SOURCE_BYTES).decode(errors="replace")
+            source = program_modules.text_of(program)
             found = inspect(source, words, program_modules.sources(program.absolute(), source, out.parent))
-        except (SyntaxError, ValueError, RecursionError) as error:
+        except program_modules.UNREADABLE as error:
             raise KgorchError(
                 f"{program} cannot be parsed", str(error), next_step="correct it, then the same again"
             ) from None
