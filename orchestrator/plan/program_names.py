@@ -215,15 +215,23 @@ class ProgramNames:
         if re.search(r"(^|_)rank$", name):
             return UNKNOWN  # a launcher sets it
         keywords = {item.arg: item.value for item in self.options[name].keywords}
-        is_there = any(self._spellings.get(word.partition("=")[0]) == name for word in self._words)
+        typed = [word.partition("=")[0] for word in self._words]
+        is_there = any(self._spellings.get(word) == name for word in typed)
+        action, absent = ast.unparse(keywords.get("action", ast.Constant(None))), None
         if is_switch(self.options[name]):
-            return is_there != (ast.unparse(keywords.get("action", ast.Constant(""))) == "'store_false'")
+            if not re.search("store_true|store_false|BooleanOptionalAction|None", action):
+                return UNKNOWN
+            if f"--no-{name.replace('_', '-')}" in typed or f"--no_{name}" in typed:
+                return False
+            absent = "store_false" in action
+            if is_there:
+                return not absent
         try:
             if name in self.given:
                 return _literal(self.given[name])
             return UNKNOWN if is_there or "required" in keywords else ast.literal_eval(keywords["default"])
         except KeyError:
-            return None
+            return absent
         except ValueError:
             return UNKNOWN
 
@@ -242,9 +250,7 @@ class ProgramNames:
         while isinstance(node, ast.Name):
             scope = function, name
             given = [self.text(value, depth - 1) for value in self._parameters.get(scope, ())[:MOST_CALLS]]
-            given.sort(
-                key=lambda text: not DIFFERS.search(text)
-            )  # the name of a checkpoint of many, before that of the last
+            given.sort(key=lambda text: not DIFFERS.search(text))  # one of many checkpoints goes before the last one
             assigned = (self.text(value, depth - 1) for value in _newest_first(self._values.get(scope, ()), node))
             if texts := [*itertools.islice(assigned, MOST_CALLS), *given]:
                 return next((text for text in texts if text != "*"), "*")

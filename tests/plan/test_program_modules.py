@@ -301,6 +301,29 @@ def test_a_place_is_that_of_the_flags_in_every_spelling_and_of_no_variable_of_th
     assert inspect(ARGPARSE.replace("SAVES", line), words.split()).checkpoint == checkpoint
 
 
+@pytest.mark.parametrize(
+    ("option", "words", "is_off"),
+    [
+        ('"--keep", action="store_true"', "", True),
+        ('"--keep", action="store_true", default=True', "", False),
+        ('"--no-keep", dest="keep", action="store_false"', "", False),
+        ('"--no-keep", dest="keep", action="store_false"', "--no-keep", True),
+        ('"--keep", action=argparse.BooleanOptionalAction, default=True', "", False),
+        ('"--keep", action=argparse.BooleanOptionalAction, default=True', "--no-keep", True),
+        ('"--keep", action=argparse.BooleanOptionalAction', "--keep", False),
+        ('"--keep", action="append"', "", False),
+        ('"--keep", required=True', "", False),
+        ('"--keep", type=int, default=0', "", True),
+        ('"--keep", type=int, default=0', "--keep 3", False),
+        ('"--keep", default=unknown()', "", False),
+    ],
+)
+def test_a_switch_is_off_as_its_option_says(option, words, is_off):
+    saves = "for i in x:\n    if args.keep:\n        torch.save(x, f'a/{i}.pt')\n"
+    source = f"import argparse\nparser.add_argument({option})\n{saves}"
+    assert inspect(source, words.split()).is_off is is_off
+
+
 @pytest.mark.parametrize("test", ["args.local_rank == 0", "save", "args.out"])
 def test_a_test_of_what_the_program_or_its_launcher_sets_is_no_reason_to_say_that_it_does_not_save(test):
     found = inspect(ARGPARSE.replace("SAVES", f"if {test}: torch.save(x, f'a/{{epoch}}.pt')"), [])
