@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import operator
 import re
 from collections.abc import Sequence
@@ -82,10 +83,9 @@ def _parts(node: ast.AST) -> list[str | bool]:
 
 
 def _split(values: re.Pattern[str], text: str) -> list[str | bool]:
+    first, *pieces = values.split(text)
     kinds = [":" in value and "," in value for value in values.findall(text)]
-    return [part for piece, kind in zip(values.split(text), [*kinds, False], strict=True) for part in (piece, kind)][
-        :-1
-    ]
+    return [first, *itertools.chain.from_iterable(zip(kinds, pieces, strict=True))]
 
 
 def _is_name_of_file(parts: Sequence[str | bool]) -> bool:

@@ -32,8 +32,10 @@ _RESUME = re.compile(
     r"(auto_?)?resume(_(from|path|ckpt|checkpoint|file|training|model)\w*)?"
     r"|restore(_(from|path|ckpt|checkpoint|file|model)\w*)?|ckpt_path|continue(_train\w*)?"
 )
+"""Of the name of an option by which a program continues, and not of one that merely has to do with it."""
+
 _OTHERS = re.compile(r"best|last|latest|final", re.IGNORECASE)
-"""Of the name of a file beside a checkpoint, which needs not be kept with it."""
+"""Of the name of a file beside a checkpoint, which need not be kept with it."""
 
 
 @dataclass(slots=True)
@@ -73,7 +75,7 @@ class ProgramFindings:
 
 
 @dataclass(frozen=True, slots=True)
-class _Save:
+class _SaveCall:
     """A call that saves.
 
     Attributes:
@@ -114,7 +116,7 @@ def inspect(source: str, words: Sequence[str], others: Sequence[str] = ()) -> Pr
     return found
 
 
-def _note_gaps(saves: Sequence[_Save], found: ProgramFindings) -> None:
+def _note_gaps(saves: Sequence[_SaveCall], found: ProgramFindings) -> None:
     """What is left to the user."""
     if found.checkpoint.startswith("*/"):
         found.notes.append("checkpoint: in which folder? `*` is the name of one folder, and of no path")
@@ -205,7 +207,7 @@ def _handled(tree: ast.Module) -> str:
     return next((name for name in ("SIGTERM", "SIGUSR1", "SIGINT") if is_handled and name in named), "")
 
 
-def _find_checkpoint(saves: Sequence[_Save], renamed: dict[str, str], found: ProgramFindings) -> None:
+def _find_checkpoint(saves: Sequence[_SaveCall], renamed: dict[str, str], found: ProgramFindings) -> None:
     """What is saved again and again goes first, also where the flags keep it from that, then what is saved once."""
     named = [save for save in saves if save.path.strip("*/.")]
     often = [save for save in named if save.is_repeated or DIFFERS.search(save.path)]
@@ -270,7 +272,7 @@ def _incomplete(old: str, final: str) -> list[str]:
     return [pattern for pattern in patterns if not fnmatchcase(example, pattern)][:1]
 
 
-def _saves(tree: ast.Module, names: ProgramNames) -> Iterator[_Save]:
+def _saves(tree: ast.Module, names: ProgramNames) -> Iterator[_SaveCall]:
     """The calls that save. A function of the program itself is none: what saves in it is."""
     repeated, tests = _repeated(tree), dict(_tests(tree))
     for node in ast.walk(tree):
@@ -280,7 +282,7 @@ def _saves(tree: ast.Module, names: ProgramNames) -> Iterator[_Save]:
                 continue
             is_off = any(not value for test in tests.get(node, ()) if (value := names.known(test)) is not UNKNOWN)
             path = _clean(text)
-            yield _Save(path, not path and text.startswith(("/", "..")), is_off, node in repeated)
+            yield _SaveCall(path, not path and text.startswith(("/", "..")), is_off, node in repeated)
 
 
 def _places(call: ast.Call, names: ProgramNames) -> Iterator[str]:

@@ -69,9 +69,17 @@ def _imported(path: Path, source: str, roots: Sequence[Path]) -> Iterator[Path]:
         for name in filter(None, names):
             places = [folder.joinpath(*name.split(".")) for folder in folders]
             for candidate in (file for place in places for file in (place.with_suffix(".py"), place / "__init__.py")):
-                if candidate.is_file() and roots[-1].resolve() in candidate.resolve().parents:
+                if _lies_below(candidate, roots[-1]):
                     yield candidate
                     break
+
+
+def _lies_below(file: Path, folder: Path) -> bool:
+    """Whether a file is there, and no link leads out of the folder to it."""
+    try:
+        return file.is_file() and folder.resolve() in file.resolve().parents
+    except OSError:  # its name is too long
+        return False
 
 
 def joined(program: ast.Module, others: Sequence[str]) -> ast.Module:

@@ -68,7 +68,7 @@ def test_modules_of_a_package_that_is_run_by_its_name_are_found(tmp_path, monkey
 
 def test_modules_that_cannot_be_read_or_lie_elsewhere_are_left_out(tmp_path, monkeypatch):
     inside = tmp_path / "plan"
-    main = "import broken, deep, loop, utf, gone, link\nfrom ...above import x\nfrom . import sibling\n"
+    main = f"import broken, deep, loop, utf, gone, link, {'x' * 300}\nfrom ...above import x\nfrom . import sibling\n"
     written(
         inside,
         {

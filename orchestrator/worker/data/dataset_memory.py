@@ -17,7 +17,15 @@ from torch.utils.data import Dataset
 
 from kgorch.errors import CannotRestore
 from kgorch.worker.data import generator_states
-from kgorch.worker.data.loader_search import CONTAINERS, INNER, OF_LIBRARIES, SCALARS, LoaderSearch, Node, parts_of
+from kgorch.worker.data.loader_search import (
+    CONTAINERS,
+    INNER,
+    OF_LIBRARIES,
+    SCALARS,
+    LoaderSearch,
+    SearchNode,
+    parts_of,
+)
 from kgorch.worker.script_code import is_of_script, is_own_class
 
 MOST_CONTENT_BYTES, SAMPLED_BYTES = 64 << 20, 1 << 12
@@ -54,7 +62,7 @@ class _MemorySearch(LoaderSearch):
         self._known: set[int] | None = None
         super().__init__(thing, values)
 
-    def _counts(self, node: Node) -> bool:
+    def _counts(self, node: SearchNode) -> bool:
         thing = node.thing
         if isinstance(thing, CONTAINERS):
             return node.is_own or is_own_class(type(thing))
@@ -62,13 +70,13 @@ class _MemorySearch(LoaderSearch):
             return is_of_script(thing.__code__.co_filename, thing.__module__ or "")
         return isinstance(thing, COUNTED) or is_own_class(type(thing))
 
-    def _below(self, node: Node) -> Iterator[Node]:
+    def _below(self, node: SearchNode) -> Iterator[SearchNode]:
         node.is_own = self._counts(node)
         for below in itertools.chain(super()._below(node), self._of_code(node) if node.is_own else ()):
             below.is_own = node.is_own
             yield below
 
-    def _of_code(self, node: Node) -> Iterator[Node]:
+    def _of_code(self, node: SearchNode) -> Iterator[SearchNode]:
         """What an object's class holds, and what its functions, or a function, hold and name among variables of modules."""
         thing, functions = node.thing, []
         if isinstance(thing, types.FunctionType):
@@ -86,7 +94,7 @@ class _MemorySearch(LoaderSearch):
             for name, value in _named_by(function):
                 yield from self._to_named(node, f"→{name}", value)
 
-    def _to_named(self, node: Node, path: str, thing: Any) -> Iterator[Node]:
+    def _to_named(self, node: SearchNode, path: str, thing: Any) -> Iterator[SearchNode]:
         if not isinstance(thing, self._types):
             yield from self._to(node, path, thing, is_beyond=True)
         elif id(thing) not in self._kept_generators() | self._global:  # no checkpoint holds its state

@@ -74,7 +74,7 @@ class LoaderParts:
 
 
 @dataclass(slots=True)
-class Node:
+class SearchNode:
     """An object that the search has reached.
 
     Attributes:
@@ -188,7 +188,7 @@ class LoaderSearch:
         self._held: list[Any] = []  # kept alive, so that no id is reused during the search
         self._inert: dict[type, bool] = {}
         self._shared: dict[type, dict[str, Any]] = {}
-        self._open = collections.deque([Node("loader", 0, loader)])
+        self._open = collections.deque([SearchNode("loader", 0, loader)])
         self._partly: dict[str, int] = {}
         self._search()
         self._judge()
@@ -214,7 +214,7 @@ class LoaderSearch:
     def _doubt(self, sentence: str) -> None:
         self.parts.unknown.append(sentence)
 
-    def _meet(self, node: Node) -> None:
+    def _meet(self, node: SearchNode) -> None:
         thing, path = node.thing, node.path
         if isinstance(thing, self._types):
             try:
@@ -232,7 +232,7 @@ class LoaderSearch:
             if node.depth and hasattr(type(thing), "__next__"):
                 self._doubt(f"{path} is a {type(thing).__name__}, exact if it begins anew with each epoch")
 
-    def _gives_order(self, node: Node) -> bool:
+    def _gives_order(self, node: SearchNode) -> bool:
         if node.depth == 0 or isinstance(node.thing, IterableDataset):
             return True
         return not node.is_data and (
@@ -258,7 +258,7 @@ class LoaderSearch:
         # the reference trainings are in the package, but their data sets are those of a training
         return root in OF_LIBRARIES and not module.startswith("kgorch.workloads.")
 
-    def _below(self, node: Node) -> Iterator[Node]:
+    def _below(self, node: SearchNode) -> Iterator[SearchNode]:
         thing = node.thing
         if isinstance(thing, self._types):
             return
@@ -281,7 +281,7 @@ class LoaderSearch:
             for name, value in self._attributes(node).items():
                 yield from self._to(node, f".{name}", value, is_data=name in ("dataset", "data_source"))
 
-    def _items(self, node: Node, kind: Any) -> Iterator[Node]:
+    def _items(self, node: SearchNode, kind: Any) -> Iterator[SearchNode]:
         """The items, by the built-in type's own methods: those of a subclass may do anything."""
         keys = list(dict.keys(node.thing)) if kind is dict else range(kind.__len__(node.thing))
         fewest = INNER if node.edge.startswith("[") else WHOLE
@@ -294,7 +294,7 @@ class LoaderSearch:
                 name = repr(key) if isinstance(key, str | int | float) else f"#{number}"
                 yield from self._to(node, f"[{name:.80}]", value)
 
-    def _attributes(self, node: Node) -> dict[str, Any]:
+    def _attributes(self, node: SearchNode) -> dict[str, Any]:
         thing, own = node.thing, _asked(node.thing, "__dict__")
         own = dict(own) if isinstance(own, dict) else {}
         for kind in type(thing).__mro__:
@@ -319,8 +319,8 @@ class LoaderSearch:
         return self._shared[kind]
 
     def _to(
-        self, node: Node, edge: str, thing: Any, *, is_data: bool = False, is_beyond: bool = False
-    ) -> Iterator[Node]:
+        self, node: SearchNode, edge: str, thing: Any, *, is_data: bool = False, is_beyond: bool = False
+    ) -> Iterator[SearchNode]:
         """The object at the end of an edge, unless it is irrelevant."""
         if self._values is not None and self._counts(node) and (value := self._value(thing)) is not None:
             self._values[node.path + edge] = value
@@ -328,9 +328,9 @@ class LoaderSearch:
             kind = type(thing)
             iterable = not isinstance(thing, nn.Module) and (hasattr(kind, "__iter__") or hasattr(kind, "__getitem__"))
             is_beyond = is_beyond or node.is_beyond or not iterable
-            yield Node(node.path + edge, node.depth + 1, thing, edge, is_data or node.is_data, is_beyond)
+            yield SearchNode(node.path + edge, node.depth + 1, thing, edge, is_data or node.is_data, is_beyond)
 
-    def _counts(self, node: Node) -> bool:
+    def _counts(self, node: SearchNode) -> bool:
         """Whether what the object refers to is among the values."""
         return True
 

@@ -32,8 +32,10 @@ FILE_BYTES = 4 << 20
 
 MATCH_S, TIMEOUTS = 0.2, 3
 MAX_FILES = 100
-THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")
 """Files that a path with wildcards may match."""
+
+THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")
+"""A number whose thousands are separated by commas."""
 
 
 class MatchTimeout(Exception):

@@ -25,7 +25,8 @@ def command(program: Path, words: tuple[str, ...], out: Path, only_print: bool, 
     """Write a plan for a program as it is, from its source and the flags that you start it with.
 
     A Trainer of Lightning or Transformers is carried through the sessions, and so is a loop around Accelerate that has no resume
-    of its own; any other program must save and resume by itself. The program is read and not run. Library, launcher, place of
+    of its own; any other program must save and resume by itself. The program is read and not run, and so is what it calls in
+    modules of its own below the plan's folder; give it the flags that you train with. Library, launcher, place of
     checkpoints, the words by which it continues, its step and its loss are found where the source shows them; what it does not
     show is marked in the plan. `kgorch check` then runs it briefly and says what works.
 
