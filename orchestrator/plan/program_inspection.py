@@ -14,17 +14,25 @@ from fnmatch import fnmatchcase
 
 from kgorch.core.program_command import FlagStyle, Launcher
 from kgorch.plan import printed_lines, program_modules
+from kgorch.plan.program_modules import NONE_OF_ITS_OWN, OwnModules
 from kgorch.plan.program_names import DIFFERS, UNKNOWN, ProgramNames, called_name, is_switch, spellings
 
 _SAVES = {"save": 1, "save_file": 1, "save_checkpoint": 0, "save_pretrained": 0, "savez": 0, "save_state": 0}
 """Function → position of the path among its arguments; `save` is torch's."""
+
+_KERAS = "ModelCheckpoint"
+"""Its callback, which saves again and again."""
+
+_SAVES_IN_NAME = re.compile(f"save|^dump$|seriali[sz]e|^{_KERAS}$")
+_PLACES = ("f", "output_dir", "filename", "filepath", "path", "checkpoint_id", "save_directory")
+"""Names of that argument."""
 
 _WRITES = ("w", "wt", "w+")
 """Modes in which a file is written as text."""
 
 SENTENCE_TRAINERS = {"SentenceTransformerTrainer", "CrossEncoderTrainer", "SparseEncoderTrainer"}
 
-_FILE_OF_WEIGHTS = re.compile(r"\.(pt|pth|ckpt|pth\.tar|bin|safetensors|npz|pkl)$")
+_FILE_OF_WEIGHTS = re.compile(r"\.(pt|pth|ckpt|tar|bin|safetensors|npz|pkl|joblib|h5|hdf5|keras|eqx|msgpack)$")
 _DISTRIBUTED = {"init_process_group", "DistributedDataParallel", "DistributedSampler"}
 _RENAMES = ("rename", "replace", "move")
 _POINTER = re.compile(r"(^|/)[^/.]*latest[^/.]*(\.txt)?$", re.IGNORECASE)
@@ -91,17 +99,17 @@ class _SaveCall:
     is_repeated: bool
 
 
-def inspect(source: str, words: Sequence[str], others: Sequence[str] = ()) -> ProgramFindings:
+def inspect(source: str, words: Sequence[str], own: OwnModules = NONE_OF_ITS_OWN) -> ProgramFindings:
     """Inspect a program. Raises: SyntaxError.
 
     Args:
         words: the command line that it is called with.
-        others: sources of modules of its own, of which counts what it calls (program_modules.py).
+        own: modules of its own, of which counts what it calls (program_modules.py).
     """
     tree = ast.parse(source)
     modules = _modules(tree)
-    tree = program_modules.joined(tree, others)
-    names = ProgramNames(tree, words)
+    tree = program_modules.joined(tree, own)
+    names = ProgramNames(tree, words, own.names)
     found = ProgramFindings(library=_library(modules, tree), flags=_style(source, modules, words))
     found.launcher = _launcher(found.library, modules, tree, source)
     found.stop = _handled(tree)
@@ -273,32 +281,39 @@ def _incomplete(old: str, final: str) -> list[str]:
 
 
 def _saves(tree: ast.Module, names: ProgramNames) -> Iterator[_SaveCall]:
-    """The calls that save. A function of the program itself is none: what saves in it is."""
+    """The calls that save. A function of the program itself is none: what saves in it is, unless it hands on `*args`."""
     repeated, tests = _repeated(tree), dict(_tests(tree))
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and "save" in called_name(node) and not [*names.functions_called(node)]:
+        if (
+            isinstance(node, ast.Call)
+            and _SAVES_IN_NAME.search(called_name(node))
+            and all(function.args.vararg for function in names.functions_called(node))
+        ):
             text = next((text for text in _places(node, names) if text), None)
             if text is None:
                 continue
             is_off = any(not value for test in tests.get(node, ()) if (value := names.known(test)) is not UNKNOWN)
             path = _clean(text)
-            yield _SaveCall(path, not path and text.startswith(("/", "..")), is_off, node in repeated)
+            is_repeated = node in repeated or called_name(node) == _KERAS
+            yield _SaveCall(path, not path and text.startswith(("/", "..")), is_off, is_repeated)
 
 
 def _places(call: ast.Call, names: ProgramNames) -> Iterator[str]:
     """Where a call may save to: what it is given in the place that is known of its name, else what is named as weights are."""
     position, keywords = _SAVES.get(called_name(call)), {item.arg: item.value for item in call.keywords}
     if position is None:
-        named = (names.text(value) for value in (*call.args, *keywords.values()))
+        named = (re.sub(r"\{.*?\}", "*", names.text(value)) for value in (*call.args, *keywords.values()))
         yield from (text for text in named if _FILE_OF_WEIGHTS.search(text))
     elif called_name(call) == "save_checkpoint" and (tag := keywords.get("tag") or next(iter(call.args[1:2]), None)):
-        folder, name = names.text(next(iter(call.args), None)), names.text(tag)
+        folder, name = names.text(next(iter(call.args), keywords.get("save_dir"))), names.text(tag)
         yield f"{folder}/{name}" if DIFFERS.search(name) and not _FILE_OF_WEIGHTS.search(folder) else folder
     elif len(call.args) > position:
         usual, first = names.text(call.args[position]), names.text(call.args[0])  # of Fabric's `save` it is the first
         yield usual if usual.strip("*") or not _FILE_OF_WEIGHTS.search(first) else first
-    elif value := keywords.get("f") or keywords.get("output_dir") or keywords.get("filename"):
+    elif value := next((keywords[name] for name in _PLACES if name in keywords), None):
         yield names.text(value)
+    elif call.args and _FILE_OF_WEIGHTS.search(first := names.text(call.args[0])):  # of a model's own `save`
+        yield first
 
 
 def _tests(tree: ast.AST) -> Iterator[tuple[ast.Call, list[ast.expr]]]:

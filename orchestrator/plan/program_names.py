@@ -10,7 +10,8 @@ import ast
 import itertools
 import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
+import string
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 MAX_DEPTH, MOST_LOOKS = 12, 1000
@@ -29,7 +30,9 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: operator.is_, ast.IsNot: operator.is_not,
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
 }  # fmt: skip
-_SAME_TEXT = ("Path", "str", "abspath", "expanduser")
+_SAME_TEXT = ("str", "abspath", "expanduser", "fspath", "realpath", "open")
+_JOINS = ("join", "Path", "PurePath")
+_PERCENT = re.compile(r"%(?:\((\w+)\))?[-+ #0]*\d*(?:\.\d+)?[a-zA-Z]")
 _TYPES = {"int": int, "str": str, "float": float, "bool": bool}
 
 
@@ -44,13 +47,17 @@ class _Assigned(NamedTuple):
 class ProgramNames:
     """Values of the program's names, as far as they are texts.
 
+    Args:
+        modules: names of the program's own modules, whose functions and classes are in the tree.
+
     Attributes:
         options: of argparse and click: the name of its value → the call that adds it.
         nodes: name → the first value that it gets, wherever that is.
         given: the values of flags on the command line.
     """
 
-    def __init__(self, tree: ast.Module, words: Sequence[str]) -> None:
+    def __init__(self, tree: ast.Module, words: Sequence[str], modules: Set[str] = frozenset()) -> None:
+        self._modules = modules
         self.options: dict[str, ast.Call] = {}
         self.nodes: dict[str, ast.expr] = {}
         self._words, self._left = words, 0
@@ -72,7 +79,11 @@ class ProgramNames:
             elif isinstance(node, ast.NamedExpr) or (isinstance(node, ast.AnnAssign) and node.value is not None):
                 self._bind(node.target, node.value)  # type: ignore[arg-type]
             elif isinstance(node, ast.For | ast.comprehension):
-                self._bind_loop(node.target)
+                match node.iter:
+                    case ast.List(elts=[first, *_]) | ast.Tuple(elts=[first, *_]):  # of places
+                        self._bind(node.target, first)
+                    case _:
+                        self._bind_loop(node.target)
             elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
                 self._bind_added(node.target, node)
             elif isinstance(node, ast.withitem):
@@ -140,6 +151,12 @@ class ProgramNames:
                 yield self._functions[function]
             case ast.Name(id=function) if function in self._classes:
                 owners = [self._classes[function]]
+            case ast.Attribute(value=ast.Name(id=owner) | ast.Attribute(attr=owner), attr=function) if (
+                owner in self._modules
+            ):
+                if function in self._functions:
+                    yield self._functions[function]
+                owners = [self._classes[function]] if function in self._classes else []
             case ast.Attribute(value=ast.Name(id="self"), attr=name):
                 owners = list(self._classes.values())
             case ast.Attribute(value=owner, attr=name):
@@ -173,11 +190,60 @@ class ProgramNames:
                 return self.text(left, depth - 1) + self.text(right, depth - 1)
             case ast.BinOp(left=left, op=ast.Div(), right=right):
                 return f"{self.text(left, depth - 1)}/{self.text(right, depth - 1)}"
-            case ast.Call(args=[_, *_] as arguments) if called_name(node) == "join":
+            case ast.BinOp(left=left, op=ast.Mod(), right=right):
+                return self._filled_in(_PERCENT.sub(_as_field, self.text(left, depth - 1)), right, depth)
+            case ast.BoolOp(op=ast.Or(), values=values):
+                return self._first_known(values, depth)
+            case ast.IfExp(test=test, body=body, orelse=orelse):
+                is_so = self.known(test)
+                return self._first_known([body, orelse] if is_so is UNKNOWN else [body if is_so else orelse], depth)
+            case ast.Call(func=ast.Attribute(value=owner, attr="format")):
+                return self._filled_in(self.text(owner, depth - 1), node, depth)
+            case ast.Call(func=ast.Attribute(value=owner, attr="joinpath"), args=arguments):
+                return "/".join(self.text(argument, depth - 1) for argument in (owner, *arguments))
+            case ast.Call(func=ast.Attribute(value=owner, attr="with_suffix"), args=[suffix]):
+                return re.sub(r"\.[^./]*$", "", self.text(owner, depth - 1)) + self.text(suffix, depth - 1)
+            case ast.Call(
+                func=ast.Attribute(value=between, attr="join"), args=[ast.List(elts=parts) | ast.Tuple(elts=parts)]
+            ):
+                separator = between.value if isinstance(between, ast.Constant) else "/"  # of os.sep
+                return str(separator).join(self.text(part, depth - 1) for part in parts)
+            case ast.Call(args=[_, *_] as arguments) if called_name(node) in _JOINS:
                 return "/".join(self.text(argument, depth - 1) for argument in arguments)
             case ast.Call(args=[argument, *_]) if called_name(node) in _SAME_TEXT:
                 return self.text(argument, depth - 1)
         return "*"
+
+    def _first_known(self, values: Sequence[ast.expr], depth: int) -> str:
+        """Of several texts, one that differs from save to save, or else the first that is known."""
+        texts = [self.text(value, depth - 1) for value in values]
+        return next(
+            iter(sorted((text for text in texts if text != "*"), key=lambda text: not DIFFERS.search(text))), "*"
+        )
+
+    def _filled_in(self, text: str, values: ast.expr, depth: int) -> str:
+        """A text with fields in braces, which become what a call of `format` or `%` gives; `*` for what is not there."""
+        by_position, by_name, number = list[ast.expr](), dict[str | None, ast.expr](), itertools.count()
+        match values:
+            case ast.Call():
+                by_position, by_name = values.args, {item.arg: item.value for item in values.keywords}
+            case ast.Dict():
+                by_name = {
+                    getattr(key, "value", None): value for key, value in zip(values.keys, values.values, strict=True)
+                }
+            case _:
+                by_position = values.elts if isinstance(values, ast.Tuple) else [values]
+        filled = ""
+        try:
+            for literal, field, *_ in string.Formatter().parse(text):
+                filled += literal
+                if field is not None:
+                    place = field if field else str(next(number))
+                    given = by_position[int(place) :][:1] if place.isdecimal() else [by_name.get(place)]
+                    filled += self.text(given[0] if given else None, depth - 1)
+        except ValueError:  # it is no such text
+            return "*"
+        return filled
 
     def known(self, node: ast.expr, depth: int = MAX_DEPTH) -> Any:
         """The value of an expression of flags and constants; UNKNOWN for any other one."""
@@ -289,6 +355,10 @@ def _is_same(assigned: _Assigned, first: ast.expr) -> bool:
         case ast.Call(func=ast.Name(id="int" | "float" | "str"), args=[one]):
             return _name_of(one) == _name_of(first)
     return False
+
+
+def _as_field(percent: re.Match[str]) -> str:
+    return "{" + (percent[1] or "") + "}"
 
 
 def _name_of(node: ast.expr) -> str:

@@ -46,13 +46,42 @@ def written(folder, files):
 
 def test_what_a_program_calls_in_its_own_modules_counts(tmp_path):
     written(tmp_path, MODULES | {"train.py": MAIN})
-    others = program_modules.sources(tmp_path / "train.py", MAIN, tmp_path)
-    assert len(others) == 4
-    found = inspect(MAIN, ["--output_dir", "runs"], others)
+    own = program_modules.imported(tmp_path / "train.py", MAIN, tmp_path)
+    assert len(own.sources) == 4
+    found = inspect(MAIN, ["--output_dir", "runs"], own)
     assert (found.checkpoint, found.again) == ("runs/checkpoint_*.pth", ["--resume", "{checkpoint}"])
     assert found.launcher == "none", "nothing that is called makes a process group"
-    others = [text.replace("    torch.save", "    is_first()\n    torch.save") for text in others]
-    assert inspect(MAIN, [], others).launcher == "torchrun"
+    others = [text.replace("    torch.save", "    is_first()\n    torch.save") for text in own.sources]
+    assert inspect(MAIN, [], own._replace(sources=others)).launcher == "torchrun"
+
+
+@pytest.mark.parametrize(
+    ("line", "call", "checkpoint"),
+    [
+        ("from utils import misc", "misc.keep(f'out/{epoch}.pt')", "out/*.pt"),
+        ("from utils import misc as m", "m.keep(f'out/{epoch}.pt')", "out/*.pt"),
+        ("import utils.misc", "utils.misc.keep(f'out/{epoch}.pt')", "out/*.pt"),
+        ("import utils.misc as m", "m.keep(f'out/{epoch}.pt')", "out/*.pt"),
+        ("import utils.misc as m", "m.Keeper('out').keep(epoch)", "out/*.pt"),
+        ("from utils.misc import Keeper", "Keeper('out').keep(epoch)", "out/*.pt"),
+        ("from utils import misc", "torch.save(state, f'out/{epoch}.pt')", "out/*.pt"),  # another `save` than misc's
+        ("from utils import misc", "thing.keep(f'out/{epoch}.pt')", ""),
+        ("import utils", "utils.keep(f'out/{epoch}.pt')", "out/*.pt"),  # which takes it from a module of its own
+    ],
+)
+def test_a_function_is_followed_that_is_called_through_its_module(line, call, checkpoint, tmp_path):
+    misc = """
+import torch
+def keep(path): torch.save(1, path)
+def save(path): torch.save(1, "elsewhere/" + path)
+class Keeper:
+    def __init__(self, folder): self.folder = folder
+    def keep(self, number): torch.save(1, f"{self.folder}/{number}.pt")
+"""
+    main = f"import torch\n{line}\nfor epoch in range(9):\n    {call}\n    misc.save\n"
+    written(tmp_path, {"utils/__init__.py": "from .misc import keep", "utils/misc.py": misc})
+    own = program_modules.imported(tmp_path / "train.py", main, tmp_path)
+    assert inspect(main, [], own).checkpoint == checkpoint
 
 
 def test_modules_of_a_package_that_is_run_by_its_name_are_found(tmp_path, monkeypatch):
@@ -79,12 +108,12 @@ def test_modules_that_cannot_be_read_or_lie_elsewhere_are_left_out(tmp_path, mon
     (inside / "utf.py").write_bytes(b"x = '\xff\x00'")
     (inside / "link.py").symlink_to(inside / "nowhere.py")
     written(tmp_path, {"above.py": "x = 1"})
-    found = program_modules.sources(inside / "train.py", main, inside)
-    assert found == ["import loop, train", "import loop"]
+    found = program_modules.imported(inside / "train.py", main, inside)
+    assert found.sources == ["import loop, train", "import loop"]
     monkeypatch.setattr(program_modules, "MOST_MODULES", 1)
-    assert program_modules.sources(inside / "train.py", main, inside) == ["import loop, train"]
+    assert program_modules.imported(inside / "train.py", main, inside).sources == ["import loop, train"]
     monkeypatch.setattr(program_modules, "MOST_BYTES", 3)
-    assert program_modules.sources(inside / "train.py", main, inside) == []
+    assert program_modules.imported(inside / "train.py", main, inside).sources == []
 
 
 OFTEN = """
@@ -235,6 +264,73 @@ def test_where_it_saves_is_found_in_each_way_to_say_it(line, checkpoint, note):
     found = inspect(source, [])
     assert found.checkpoint == checkpoint and (not note or any(one.startswith(note) for one in found.notes))
     assert parse(plan_text("t.py", [], found), "plan.toml")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.save(x, 'work/e_{}.pt'.format(epoch))",
+        "torch.save(x, '{0}/e_{1:03d}.pt'.format(args.output, epoch))",
+        "torch.save(x, '{folder}/e_{epoch}.pt'.format(folder=args.output, epoch=epoch))",
+        "torch.save(x, 'work/e_%03d.pt' % (epoch + 1))",
+        "torch.save(x, '%s/e_%d.pt' % (args.output, epoch))",
+        "torch.save(x, '%(folder)s/e_%(epoch)d.pt' % {'folder': args.output, 'epoch': epoch})",
+        "torch.save(x, Path(args.output).joinpath(f'e_{epoch}.pt'))",
+        "torch.save(x, Path(args.output, f'e_{epoch}.pt'))",
+        "torch.save(x, (Path(args.output) / f'e_{epoch}').with_suffix('.pt'))",
+        "torch.save(x, os.sep.join([args.output, '_'.join(('e', str(epoch))) + '.pt']))",
+        "torch.save(x, (args.none or args.output) + f'/e_{epoch}.pt')",
+        "torch.save(x, f'{args.output}/e_best.pt' if is_best else f'{args.output}/e_{epoch}.pt')",
+        "torch.save(x, f'{args.output}/e_{epoch}.pt' if args.output else f'other/{epoch}.pt')",
+        "for path in [Path(args.output) / ('e_%s.pt' % epoch)]: torch.save(x, path)",
+        "pickle.dump(x, open(f'work/e_{epoch}.pt', 'wb'))",
+        "dcp.save(x, checkpoint_id=f'work/e_{epoch}.pt')",
+        "eqx.tree_serialise_leaves(f'work/e_{epoch}.pt', x)",
+        "model.save(f'work/e_{epoch}.pt')",
+    ],
+)
+def test_a_place_is_read_however_it_is_put_together(line):
+    source = "parser.add_argument('--output', default='work')\nargs = parser.parse_args()\nfor epoch in range(9):\n"
+    assert inspect(f"{source}    {line}\n", []).checkpoint == "work/e_*.pt"
+
+
+def test_the_place_of_a_callback_of_keras_is_read():
+    callback = "keras.callbacks.ModelCheckpoint('out/{epoch:03d}-{val_loss:.2f}.keras')"
+    found = inspect(f"fit(callbacks=[{callback}])\nmodel.save('out/last.keras')", [])
+    assert found.checkpoint == "out/*-*.keras" and not any("saved once" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "{0", "}", "{a.b}", "{0[x]}", "{!}", "%", "%(", "%(a)", "{:{}}", "{99999999999}", "*%s{}"]
+)
+def test_a_broken_format_is_an_unknown_place(text):
+    for line in (
+        f"{text!r}.format(epoch)",
+        f"{text!r} % epoch",
+        f"{text!r} % (epoch, {{}})",
+        f"{text!r}.format(*x, **y)",
+    ):
+        inspect(f"for epoch in x:\n    torch.save(x, 'out/' + {line})\n", [])
+
+
+def test_a_function_that_hands_on_what_it_is_given_saves(tmp_path):
+    misc = """
+import torch
+def save_on_master(*args, **kwargs):
+    if is_first():
+        torch.save(*args, **kwargs)
+def save_model(args, epoch, model, scaler):
+    folder = Path(args.output_dir)
+    for path in [folder / ("checkpoint-%s.pth" % str(epoch))]:
+        save_on_master({"model": model}, path)
+"""
+    main = "import util.misc as misc\nfor epoch in range(9):\n    misc.save_model(args=args, epoch=epoch, model=1, scaler=2)\n"
+    written(tmp_path, {"util/misc.py": misc})
+    own = program_modules.imported(tmp_path / "train.py", main, tmp_path)
+    assert inspect(main, ["--output_dir", "out"], own).checkpoint == "out/checkpoint-*.pth"
+    of_deepspeed = "model.save_checkpoint(save_dir=args.output_dir, tag='tag-%s' % epoch)"
+    own = own._replace(sources=[misc.replace('save_on_master({"model": model}, path)', of_deepspeed)])
+    assert inspect(main, ["--output_dir", "out"], own).checkpoint == "out/tag-*"
 
 
 def test_of_many_calls_that_save_the_one_whose_name_differs_is_followed():
@@ -426,7 +522,8 @@ def test_a_module_that_a_link_leads_out_of_the_folder_is_not_read(tmp_path):
     )
     (tmp_path / "plan/linked.py").symlink_to(tmp_path / "other/secret.py")
     (tmp_path / "plan/folder").symlink_to(tmp_path / "other")
-    assert program_modules.sources(tmp_path / "plan/train.py", "import linked, folder.inner", tmp_path / "plan") == []
+    main = "import linked, folder.inner"
+    assert program_modules.imported(tmp_path / "plan/train.py", main, tmp_path / "plan") == ([], set())
 
 
 def test_functions_that_call_one_another_take_no_time_without_end():

@@ -53,7 +53,7 @@ def command(program: Path, words: tuple[str, ...], out: Path, only_print: bool, 
     if program.suffix == ".py":
         try:
             source = program_modules.text_of(program)
-            found = inspect(source, words, program_modules.sources(program.absolute(), source, out.parent))
+            found = inspect(source, words, program_modules.imported(program.absolute(), source, out.parent))
         except program_modules.UNREADABLE as error:
             raise KgorchError(
                 f"{program} cannot be parsed", str(error), next_step="correct it, then the same again"
