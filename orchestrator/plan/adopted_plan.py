@@ -61,7 +61,8 @@ def plan_text(entry: str, words: Sequence[str], found: ProgramFindings, *, is_fo
     )
     lines.append(f'stop = {{ signal = "{found.stop or "SIGTERM"}", grace = "60s" }}' + _remark(handled))
     if found.step:
-        lines.append(f"step = {{ log = {_literal(found.step)} }}")
+        why = "   # it prints no step: an epoch is one" if found.step.lower().startswith("epoch") else ""
+        lines.append(f"step = {{ log = {_literal(found.step)} }}{why}")
     elif found.step_file:
         lines.append(f"step = {{ file = {_quoted(found.step_file[0])}, key = {_quoted(found.step_file[1])} }}")
     else:

@@ -12,7 +12,10 @@ from kgorch.plan.program_names import called_name
 
 _SAYS = ("print", "echo", "write", "log", "debug", "info", "warning", "set_description", "set_postfix_str")
 _PERCENT, _BRACES = re.compile(r"%[-+ #0-9.]*[a-zA-Z]"), re.compile(r"\{[^{}]*\}")
-_STEP = re.compile(r"((?:global[_ ]?)?(?:step|iter(?:ation)?))(\W{1,4})$", re.IGNORECASE)
+_STEP = re.compile(r"((?:global[_ ]?)?(?:step|iter(?:ation)?)|epoch)(\W{1,4})$", re.IGNORECASE)
+_KINDS = ("step", "iter", "epoch")
+"""What a program may count, the best first: epochs where it prints nothing finer."""
+
 _LOSS = re.compile(r"([\w/.-]*loss(?:[ _]train(?:ing)?)?)(\W{1,4})$", re.IGNORECASE)
 _VALIDATION = re.compile(r"(?<![a-z])(val|valid(ation)?|test|eval(uation)?)(?![a-z])", re.IGNORECASE)
 
@@ -24,7 +27,8 @@ _COUNT, _GROUPED_COUNT = r"\s*(\d+)", r"\s*(\d+(?:,\d{3})*)"
 def step_and_loss(tree: ast.Module) -> tuple[str, str]:
     """Regular expressions for the step and the loss, from the texts that the program puts together.
 
-    A text with both goes first, then what is printed, then what does not speak of a validation.
+    A text with both goes first, then what is printed, then what does not speak of a validation. Of a program that prints no step
+    the epochs are its steps.
     """
     said = {
         part
@@ -32,12 +36,12 @@ def step_and_loss(tree: ast.Module) -> tuple[str, str]:
         if isinstance(node, ast.Call) and called_name(node) in _SAYS
         for part in ast.walk(node)
     }
-    steps, losses = list[tuple[tuple[bool, ...], str]](), list[tuple[tuple[bool, ...], str]]()
+    steps, losses = list[tuple[tuple[int, ...], str]](), list[tuple[tuple[int, ...], str]]()
     for node in ast.walk(tree):
         parts = _parts(node)
         if _is_name_of_file(parts):
             continue
-        before, step, loss = "", list[tuple[bool, str]](), list[tuple[bool, str]]()
+        before, step, loss = "", list[tuple[int, str]](), list[tuple[bool, str]]()
         for number, text in enumerate(parts[:-1]):
             if not isinstance(text, str) or isinstance(value := parts[number + 1], str):
                 continue
@@ -45,12 +49,13 @@ def step_and_loss(tree: ast.Module) -> tuple[str, str]:
             if match := _STEP.search(text):
                 total = parts[number + 2 : number + 3] == ["/"] and parts[number + 3 : number + 4]
                 counts = [_GROUPED_COUNT if one else _COUNT for one in (value, *(total or ()))]
-                step.append(("step" not in match[1].lower(), _fixed(match[0]) + r"\s*/".join(counts)))
+                kind = next(place for place, name in enumerate(_KINDS) if name in match[1].lower())
+                step.append((kind, _fixed(match[0]) + r"\s*/".join(counts)))
             if match := _LOSS.search(text):
                 is_other = bool(_VALIDATION.search(before))
                 loss.append((is_other, r"\b" + _fixed(match[0]) + r"\s*" + NUMBER))
         rank = not (step and loss), node not in said
-        steps += [((*rank, is_iter), found) for is_iter, found in step]
+        steps += [((_KINDS[kind] == "epoch", *rank, kind), found) for kind, found in step]
         losses += [((is_other, *rank), found) for is_other, found in loss]
     chosen = (min(found, key=operator.itemgetter(0), default=((), "")) for found in (steps, losses))
     return next(chosen)[1], next(chosen)[1]

@@ -351,6 +351,10 @@ save(state, "out/final.pt")
         ("print('iter:{:,} loss: {}'.format(i, loss))", "iter:1,234,567 loss: 1.5", "1,234,567", "1.5"),
         ("print(f'iter {i} step {s} | loss train: {a}, val: {b}')", "iter 8 step 2 | loss train: 3.2, val: 3.1", "2", "3.2"),
         ("print(f'val loss: {v}')\nprint(f'step {s} loss: {l}')", "step 3 loss: 0.5", "3", "0.5"),
+        ("print(f'Epoch [{e}/{n}] loss: {l}')", "Epoch [3/10] loss: 0.5", "3", "0.5"),
+        ("print('Epoch: [{}]'.format(e))\nprint(f'loss {l}')", "Epoch: [3] loss 0.5", "3", "0.5"),
+        ("print(f'epoch {e} loss {l}')\nprint(f'step {s}')", "epoch 3 loss 0.5 step 70", "70", "0.5"),
+        ("print(f'epoch {e} step {s} loss {l}')", "epoch 3 step 70 loss 0.5", "70", "0.5"),
         ("print(f'saved at step {s}')\nline = f'iter {i}, loss {l}'", "iter 5, loss 0.5", "5", "0.5"),
     ],
 )  # fmt: skip
