@@ -8,34 +8,19 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from kgorch.core.program_command import FlagStyle, Launcher
-from kgorch.plan import printed_lines, program_modules
+from kgorch.plan import printed_lines, program_modules, program_saves
 from kgorch.plan.program_modules import NONE_OF_ITS_OWN, OwnModules
-from kgorch.plan.program_names import DIFFERS, UNKNOWN, ProgramNames, called_name, is_switch, spellings
-
-_SAVES = {"save": 1, "save_file": 1, "save_checkpoint": 0, "save_pretrained": 0, "savez": 0, "save_state": 0}
-"""Function → position of the path among its arguments; `save` is torch's."""
-
-_KERAS = "ModelCheckpoint"
-"""Its callback, which saves again and again."""
-
-_SAVES_IN_NAME = re.compile(f"save|^dump$|seriali[sz]e|^{_KERAS}$")
-_PLACES = ("f", "output_dir", "filename", "filepath", "path", "checkpoint_id", "save_directory")
-"""Names of that argument."""
-
-_WRITES = ("w", "wt", "w+")
-"""Modes in which a file is written as text."""
+from kgorch.plan.program_names import DIFFERS, ProgramNames, called_name, is_switch, spellings
+from kgorch.plan.program_saves import SaveCall
 
 SENTENCE_TRAINERS = {"SentenceTransformerTrainer", "CrossEncoderTrainer", "SparseEncoderTrainer"}
 
-_FILE_OF_WEIGHTS = re.compile(r"\.(pt|pth|ckpt|tar|bin|safetensors|npz|pkl|joblib|h5|hdf5|keras|eqx|msgpack)$")
 _DISTRIBUTED = {"init_process_group", "DistributedDataParallel", "DistributedSampler"}
-_RENAMES = ("rename", "replace", "move")
-_POINTER = re.compile(r"(^|/)[^/.]*latest[^/.]*(\.txt)?$", re.IGNORECASE)
 _RESUME = re.compile(
     r"(auto_?)?resume(_(from|path|ckpt|checkpoint|file|training|model)\w*)?"
     r"|restore(_(from|path|ckpt|checkpoint|file|model)\w*)?|ckpt_path|continue(_train\w*)?"
@@ -82,23 +67,6 @@ class ProgramFindings:
     notes: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _SaveCall:
-    """A call that saves.
-
-    Attributes:
-        path: as the plan takes it; empty for one that is not known, or lies outside of the plan's folder.
-        is_outside: it is known, and lies there.
-        is_off: the flags keep it from being reached.
-        is_repeated: it stands in a loop: weights that are saved once, at the end, are no checkpoint to continue from.
-    """
-
-    path: str
-    is_outside: bool
-    is_off: bool
-    is_repeated: bool
-
-
 def inspect(source: str, words: Sequence[str], own: OwnModules = NONE_OF_ITS_OWN) -> ProgramFindings:
     """Inspect a program. Raises: SyntaxError.
 
@@ -115,16 +83,18 @@ def inspect(source: str, words: Sequence[str], own: OwnModules = NONE_OF_ITS_OWN
     found.stop = _handled(tree)
     found.step, found.loss = printed_lines.step_and_loss(tree)
     found.takes_next = _takes_next(tree)
-    saves = list(_saves(tree, names))
-    _find_checkpoint(saves, {old: new for old, new in _renames(tree, names) if old and new}, found)
+    saves = list(program_saves.saves(tree, names))
+    _find_checkpoint(saves, {old: new for old, new in program_saves.renames(tree, names) if old and new}, found)
     found.again = _again(tree, names, found)
     _by_library(names, found)
-    found.latest = next((one for one in _pointers(tree, names) if not fnmatchcase(one[1], found.checkpoint)), None)
+    found.latest = next(
+        (one for one in program_saves.pointers(tree, names) if not fnmatchcase(one[1], found.checkpoint)), None
+    )
     _note_gaps(saves, found)
     return found
 
 
-def _note_gaps(saves: Sequence[_SaveCall], found: ProgramFindings) -> None:
+def _note_gaps(saves: Sequence[SaveCall], found: ProgramFindings) -> None:
     """What is left to the user."""
     if found.checkpoint.startswith("*/"):
         found.notes.append("checkpoint: in which folder? `*` is the name of one folder, and of no path")
@@ -215,7 +185,7 @@ def _handled(tree: ast.Module) -> str:
     return next((name for name in ("SIGTERM", "SIGUSR1", "SIGINT") if is_handled and name in named), "")
 
 
-def _find_checkpoint(saves: Sequence[_SaveCall], renamed: dict[str, str], found: ProgramFindings) -> None:
+def _find_checkpoint(saves: Sequence[SaveCall], renamed: dict[str, str], found: ProgramFindings) -> None:
     """What is saved again and again goes first, also where the flags keep it from that, then what is saved once."""
     named = [save for save in saves if save.path.strip("*/.")]
     often = [save for save in named if save.is_repeated or DIFFERS.search(save.path)]
@@ -280,118 +250,12 @@ def _incomplete(old: str, final: str) -> list[str]:
     return [pattern for pattern in patterns if not fnmatchcase(example, pattern)][:1]
 
 
-def _saves(tree: ast.Module, names: ProgramNames) -> Iterator[_SaveCall]:
-    """The calls that save. A function of the program itself is none: what saves in it is, unless it hands on `*args`."""
-    repeated, tests = _repeated(tree), dict(_tests(tree))
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Call)
-            and _SAVES_IN_NAME.search(called_name(node))
-            and all(function.args.vararg for function in names.functions_called(node))
-        ):
-            text = next((text for text in _places(node, names) if text), None)
-            if text is None:
-                continue
-            is_off = any(not value for test in tests.get(node, ()) if (value := names.known(test)) is not UNKNOWN)
-            path = _clean(text)
-            is_repeated = node in repeated or called_name(node) == _KERAS
-            yield _SaveCall(path, not path and text.startswith(("/", "..")), is_off, is_repeated)
-
-
-def _places(call: ast.Call, names: ProgramNames) -> Iterator[str]:
-    """Where a call may save to: what it is given in the place that is known of its name, else what is named as weights are."""
-    position, keywords = _SAVES.get(called_name(call)), {item.arg: item.value for item in call.keywords}
-    if position is None:
-        named = (re.sub(r"\{.*?\}", "*", names.text(value)) for value in (*call.args, *keywords.values()))
-        yield from (text for text in named if _FILE_OF_WEIGHTS.search(text))
-    elif called_name(call) == "save_checkpoint" and (tag := keywords.get("tag") or next(iter(call.args[1:2]), None)):
-        folder, name = names.text(next(iter(call.args), keywords.get("save_dir"))), names.text(tag)
-        yield f"{folder}/{name}" if DIFFERS.search(name) and not _FILE_OF_WEIGHTS.search(folder) else folder
-    elif len(call.args) > position:
-        usual, first = names.text(call.args[position]), names.text(call.args[0])  # of Fabric's `save` it is the first
-        yield usual if usual.strip("*") or not _FILE_OF_WEIGHTS.search(first) else first
-    elif value := next((keywords[name] for name in _PLACES if name in keywords), None):
-        yield names.text(value)
-    elif call.args and _FILE_OF_WEIGHTS.search(first := names.text(call.args[0])):  # of a model's own `save`
-        yield first
-
-
-def _tests(tree: ast.AST) -> Iterator[tuple[ast.Call, list[ast.expr]]]:
-    """Each call, and the tests that must hold for it to be reached, as far as `if` statements around it show."""
-    waiting: list[tuple[ast.AST, list[ast.expr]]] = [(tree, [])]
-    while waiting:
-        node, tests = waiting.pop()
-        if isinstance(node, ast.Call):
-            yield node, tests
-        if isinstance(node, ast.If):
-            waiting += [(child, [*tests, node.test]) for child in node.body]
-            waiting += [(child, [*tests, ast.UnaryOp(ast.Not(), node.test)]) for child in node.orelse]
-            waiting.append((node.test, tests))
-        else:
-            waiting += [(child, tests) for child in ast.iter_child_nodes(node)]
-
-
 def _takes_next(tree: ast.Module) -> bool:
     """Whether a loop takes something by `next(…)`, but for a look at the first item."""
     loops = [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While)]
     calls = [node for loop in loops for part in loop.body for node in ast.walk(part) if isinstance(node, ast.Call)]
     nexts = [call.args[0] for call in calls if isinstance(call.func, ast.Name) and call.func.id == "next" and call.args]
     return any(not isinstance(of, ast.GeneratorExp | ast.Call) for of in nexts)
-
-
-def _repeated(tree: ast.Module) -> set[ast.AST]:
-    """What stands in a loop, or in a function of the program that is called in one."""
-    functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    found: set[ast.AST] = set()
-    waiting: list[ast.AST] = [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While)]
-    while waiting:
-        for node in ast.walk(waiting.pop()):
-            if node not in found and isinstance(node, ast.Call) and called_name(node) in functions:
-                waiting.append(functions[called_name(node)])
-            found.add(node)
-    return found
-
-
-def _renames(tree: ast.Module, names: ProgramNames) -> Iterator[tuple[str, str]]:
-    """(old, new) of os.replace, shutil.move and the like, and of pathlib's methods. `replace` of a text has two arguments."""
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call) or called_name(node) not in _RENAMES:
-            continue
-        owner = node.func.value if isinstance(node.func, ast.Attribute) else None
-        is_function = owner is None or (isinstance(owner, ast.Name) and owner.id in ("os", "shutil"))
-        if is_function and len(node.args) == 2:
-            yield _clean(names.text(node.args[0])), _clean(names.text(node.args[1]))
-        elif owner is not None and len(node.args) == 1:
-            old, new = _clean(names.text(owner)), _clean(names.text(node.args[0]))
-            if old and new:
-                yield old, new
-
-
-def _pointers(tree: ast.Module, names: ProgramNames) -> Iterator[tuple[str, str]]:
-    """Files without a format that the program writes, and links that it makes, whose name has "latest" in it."""
-    for node in ast.walk(tree):
-        place, kind = None, "file"
-        match node:
-            case ast.Call(args=[path, ast.Constant(value=str(mode)), *_]) if (
-                called_name(node) == "open" and mode in _WRITES
-            ):
-                place = path
-            case ast.Call(func=ast.Attribute(value=owner, attr="write_text")):
-                place = owner
-            case ast.Call(func=ast.Attribute(value=ast.Name(id="os"), attr="symlink"), args=[_, path, *_]):
-                place, kind = path, "link"
-            case ast.Call(func=ast.Attribute(value=owner, attr="symlink_to")):
-                place, kind = owner, "link"
-        path_text = _clean(names.text(place)) if place is not None else ""
-        if _POINTER.search(path_text) and "*" not in path_text:
-            yield kind, path_text
-
-
-def _clean(path: str) -> str:
-    """A place as the plan takes it; empty for one outside of the plan's folder."""
-    path = re.sub(r"/+", "/", re.sub(r"\*+", "*", path)).removeprefix("./")
-    path = path if path == "/" else path.removesuffix("/")
-    return "" if path.startswith(("/", "../")) or "/../" in path or path in ("", "*", ".") else path
 
 
 def _again(tree: ast.Module, names: ProgramNames, found: ProgramFindings) -> list[str]:
@@ -429,7 +293,7 @@ def _may_be_path(option: ast.Call) -> bool:
 
 def _by_library(names: ProgramNames, found: ProgramFindings) -> None:
     """What a library does by itself, where the source does not say otherwise."""
-    out = _clean(names.given.get("output_dir", ""))
+    out = program_saves.clean_path(names.given.get("output_dir", ""))
     if found.library == "transformers":
         if out:
             found.checkpoint, found.incomplete = f"{out}/checkpoint-*", []
