@@ -16,7 +16,7 @@ _STEP = re.compile(r"((?:global[_ ]?)?(?:step|iter(?:ation)?)|epoch)(\W{1,4})$",
 _KINDS = ("step", "iter", "epoch")
 """What a program may count, the best first: epochs where it prints nothing finer."""
 
-_LOSS = re.compile(r"([\w/.-]*loss(?:[ _]train(?:ing)?)?)(\W{1,4})$", re.IGNORECASE)
+_LOSS = re.compile(r"((?<![\w/.-])[\w/.-]*loss(?:[ _]train(?:ing)?)?)(\W{1,4})$", re.IGNORECASE)
 _VALIDATION = re.compile(r"(?<![a-z])(val|valid(ation)?|test|eval(uation)?)(?![a-z])", re.IGNORECASE)
 
 # what is written into the plan, for any format of a number: padded, negative, with an exponent, no number at all

@@ -66,7 +66,7 @@ def _places(call: ast.Call, names: ProgramNames) -> Iterator[str]:
     """Where a call may save to: what it is given in the place that is known of its name, else what is named as weights are."""
     position, keywords = _SAVES.get(called_name(call)), {item.arg: item.value for item in call.keywords}
     if position is None:
-        named = (re.sub(r"\{.*?\}", "*", names.text(value)) for value in (*call.args, *keywords.values()))
+        named = (re.sub(r"\{[^{}]*\}", "*", names.text(value)) for value in (*call.args, *keywords.values()))
         yield from (text for text in named if _FILE_OF_WEIGHTS.search(text))
     elif called_name(call) == "save_checkpoint" and (tag := keywords.get("tag") or next(iter(call.args[1:2]), None)):
         folder, name = names.text(next(iter(call.args), keywords.get("save_dir"))), names.text(tag)

@@ -11,9 +11,11 @@ import tomllib
 
 from kgorch.plan.toml_document import KeyPath
 
-# strings of the four kinds, comments, punctuation with line breaks, and bare words: keys, numbers, dates
+# strings of the four kinds, comments, punctuation with line breaks, and bare words: keys, numbers, dates; a string that is not
+# closed takes all that is left, or each quote in it would be tried anew
 _TOKENS = re.compile(
-    r'"""(?:\\.|[^\\])*?"{3,5}' r"|'''.*?'{3,5}" r'|"(?:\\.|[^"\\\n])*"' r"|'[^'\n]*'" r"|\#[^\n]*|[\[\]{},=.\n]"
+    r'"""(?:\\.|[^\\"]|"(?!""))*+(?:"{3,5}|\Z)' r"|'''(?:[^']|'(?!''))*+(?:'{3,5}|\Z)" r'|"(?:\\[^\n]|[^"\\\n])*+"?' r"|'[^'\n]*'"
+    r"|\#[^\n]*|[\[\]{},=.\n]"
     r"""|[^\s\[\]{},=."'\#]+""",
     re.S,
 )  # fmt: skip

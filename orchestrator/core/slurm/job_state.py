@@ -119,7 +119,7 @@ def parse_job(job: str, text: str) -> JobView:
     fields: dict[str, str] = {}
     for line in text[:MAX_TEXT].splitlines():
         if line.strip().partition("=")[0] in _LINES:
-            fields |= dict(re.findall(r"(\w+)=(\S*)", line))
+            fields |= dict(re.findall(r"(?<!\w)(\w+)=(\S*)", line))
     word = fields.get("JobState")
     if not word:
         raise ValueError(f"expected a line JobState=…, found {text[:80]!r}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import io
 import struct
 import zipfile
 from pathlib import Path
@@ -10,8 +10,7 @@ from pathlib import Path
 from kgorch import untrusted_io
 
 MAX_HEADER_BYTES = 64 << 20
-
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+"""Of a safetensors header, a zip archive's table of contents, and a JSON document. More is not read and proves nothing."""
 
 
 def is_whole(folder: Path, name: str) -> bool | None:
@@ -27,7 +26,7 @@ def is_whole(folder: Path, name: str) -> bool | None:
             if path.suffix == ".safetensors":
                 return _is_whole_safetensors(file, start, size)
             if start.startswith(b"PK\x03\x04"):
-                return _is_whole_zip(path, size)
+                return _is_whole_zip(_BoundedReader(file), size)
             if path.suffix == ".json":
                 return _is_whole_json(untrusted_io.read_at(file, 0, size)) if size <= MAX_HEADER_BYTES else None
     except OSError:
@@ -47,13 +46,28 @@ def _is_whole_safetensors(file: object, start: bytes, size: int) -> bool:
         return False
 
 
-def _is_whole_zip(path: Path, size: int) -> bool:
+class _TooLarge(Exception):
+    """A read of more than MAX_HEADER_BYTES."""
+
+
+class _BoundedReader(io.BufferedReader):
+    """For `zipfile`, which reads a table of contents as large as the archive says that it is."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > MAX_HEADER_BYTES:
+            raise _TooLarge
+        return super().read(size)
+
+
+def _is_whole_zip(file: _BoundedReader, size: int) -> bool | None:
     """The table of contents stands at the end of an archive and is written last."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(file) as archive:
             return all(0 <= item.header_offset + item.compress_size <= size for item in archive.infolist())
     except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error):
         return False
+    except _TooLarge:
+        return None
 
 
 def _is_whole_json(content: bytes) -> bool | None:
@@ -61,7 +75,7 @@ def _is_whole_json(content: bytes) -> bool | None:
     try:
         untrusted_io.parse_json(content)
     except ValueError:
-        bare = _STRING.sub(b"", content)
+        bare = untrusted_io.JSON_STRING.sub(rb"\1", content)  # of a string that is not closed the quote is left
         opened = bare.count(b"{") + bare.count(b"[") - bare.count(b"}") - bare.count(b"]")
         return False if opened > 0 or b'"' in bare or not bare.strip() else None
     return True

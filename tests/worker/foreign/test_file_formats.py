@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import tracemalloc
 import zipfile
 
 import pytest
@@ -46,7 +47,7 @@ def test_odd_json_that_is_not_cut_off_is_not_known_to_be_torn(tmp_path, content)
     assert is_whole(tmp_path, "state.json") is None
 
 
-@pytest.mark.parametrize("content", [b"", b'{"a": "x}', b'{"a": {}', b'{"a": "\\"}', b'[{"a": "["}'])
+@pytest.mark.parametrize("content", [b"", b'{"a": "x}', b'{"a": {}', b'{"a": "\\"}', b'[{"a": "["}', b'{"a": "\\'])
 def test_json_that_is_cut_off_behind_a_bracket_is_torn(tmp_path, content):
     (tmp_path / "state.json").write_bytes(content)
     assert is_whole(tmp_path, "state.json") is False
@@ -73,3 +74,16 @@ def test_what_is_no_file_is_not_whole(tmp_path):
     (tmp_path / "x.json").symlink_to("/etc/passwd")
     assert is_whole(tmp_path, "x.json") is False
     assert is_whole(tmp_path, "gone.json") is False
+
+
+def test_an_archive_is_not_read_that_says_its_table_of_contents_is_huge(tmp_path):
+    said = 600 << 20
+    with open(tmp_path / "ckpt.pt", "wb") as file:
+        file.write(b"PK\x03\x04" + bytes(26))
+        file.seek(30 + said)  # a hole
+        file.write(b"PK\x05\x06" + struct.pack("<HHHHIIH", 0, 0, 0, 0, said, 30, 0))
+    tracemalloc.start()
+    assert is_whole(tmp_path, "ckpt.pt") is None
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
