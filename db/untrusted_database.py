@@ -15,7 +15,7 @@ import enum
 import math
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -56,8 +56,15 @@ TEN_YEARS_S = 10 * 366 * 86400.0
 SCHEMA_ENTRIES, SCHEMA_LENGTH = 200, 20_000
 """Tables and indexes of a schema, and characters of each. Ours has 36, the longest of 1,119 characters."""
 
-STEPS_BETWEEN_CHECKS = 20_000
-"""Instructions of SQLite's virtual machine between two checks of the budget: a millisecond or less."""
+STEPS_BETWEEN_CHECKS = 1_000
+"""Instructions of SQLite's virtual machine between two checks of the budget: a millisecond or less, unless one of them computes
+with values of megabytes, which no schema may say (`_computes`)."""
+
+_QUOTED = re.compile(r"""'(?:[^']|'')*+'?|"[^"]*+"?|`[^`]*+`?|\[[^\]]*+\]?""")
+_WORD_OR_CALL = re.compile(r"(?<!\w)\w+(?:\s*\()?+")
+_PLAIN = re.compile(r"[\w\s(),=]*")
+_TAKES_BRACKETS = {"VARCHAR", "KEY", "UNIQUE", "IN"}
+"""Words of our schemas before a bracket that is no call; besides them the names of tables and constraints."""
 
 
 class ColumnRule(enum.Enum):
@@ -176,9 +183,35 @@ def check_schema(path: Path, budget: Budget) -> None:
                 raise InvalidDatabase(
                     f"its schema holds the {printable(kind)} {printable(name)}, which is none of ours"
                 )
+            if sql is not None and _computes(sql, tables):
+                raise InvalidDatabase(
+                    f"its {printable(kind)} {printable(name)} computes something, as none of ours does"
+                )
         for name in {table for _, _, table, _ in entries}:
             if any(column[-1] for column in connection.execute(f'PRAGMA table_xinfo("{name}")')):
                 raise InvalidDatabase(f"a column of {printable(name)} is computed")
+
+
+def _computes(sql: str, tables: Set[str]) -> bool:
+    """Whether a definition calls a function, checks rows or has an operator but `=` and IN: one instruction of SQLite, between two
+    checks of the budget, may then take any time.
+    """
+
+    def plain(quoted: re.Match[str]) -> str:
+        text = quoted[0]
+        if text[0] == "'":
+            return "0"
+        name = text[1:-1]
+        return name if re.fullmatch(r"\w+", name) else "?"
+
+    bare = _QUOTED.sub(plain, sql)
+    if not _PLAIN.fullmatch(bare):
+        return True
+    words = [word.rstrip("( \t\r\n") if word.endswith("(") else "" for word in _WORD_OR_CALL.findall(bare)]
+    is_called = any(word and word.upper() not in _TAKES_BRACKETS and word not in tables for word in words)
+    return is_called or bool(
+        re.search(r"\b(CHECK|COLLATE|LIKE|GLOB|REGEXP|MATCH|AS|SELECT|CASE)\b", bare, re.IGNORECASE)
+    )
 
 
 class Reader:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -159,7 +158,7 @@ class _RunCopy:
                     if is_needed and self._copy(item, on_bytes):
                         break
             for path, top in outputs.items() if self.checkpoints or not source.checkpoints else ():
-                _copy_output(path, folder / top.name / path.relative_to(top), on_bytes, self.watcher)
+                _copy_output(path, folder / top.name, path.relative_to(top), on_bytes, self.watcher)
 
     def _copy(self, item: ImportCandidate, on_bytes: OnBytes) -> bool:
         """Copy a checkpoint; False if it is broken. Raises: CheckpointUnreadable; OSError of the local disk."""
@@ -307,7 +306,12 @@ def _copy_file(folder: Path, target: Path, on_bytes: OnBytes, expected: FileEntr
         )
 
 
-def _copy_output(path: Path, target: Path, on_bytes: OnBytes, watcher: ImportWatcher) -> None:
+def _copy_output(path: Path, top: Path, name: Path, on_bytes: OnBytes, watcher: ImportWatcher) -> None:
+    """Copy a file to `name` below our own folder `top`, and nowhere else: a training may have made links in it."""
+    target = top / name
+    if not target.parent.resolve().is_relative_to(top.resolve()):
+        watcher.note(f"the output {path} was skipped: a link leads from {target.parent} out of the run's folder")
+        return
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = target.with_name(target.name + ".part")
     aside.unlink(missing_ok=True)
@@ -325,11 +329,11 @@ def _outputs(source: SourceRun, watcher: ImportWatcher) -> dict[Path, Path]:
     top = _folder_of(source, "outputs")
     if top is None:
         return {}
-    names = ((Path(folder), name) for folder, _, names in os.walk(top) for name in names)
-    paths = [folder / name for folder, name in islice(names, MAX_OUTPUTS + 1)]
+    found = (Path(entry.path) for entry in files.walk(top) if entry.is_file(follow_symlinks=False))
+    paths = list(islice(found, MAX_OUTPUTS + 1))
     if len(paths) > MAX_OUTPUTS:
         watcher.note(f"{top} holds more than {MAX_OUTPUTS} files: the first {MAX_OUTPUTS} of them are copied")
-    return {path: top for path in paths[:MAX_OUTPUTS] if stat.S_ISREG(path.lstat().st_mode)}
+    return dict.fromkeys(paths[:MAX_OUTPUTS], top)
 
 
 def _cached_values(source: SourceRun, run_folder: Path) -> dict[Path, Path]:

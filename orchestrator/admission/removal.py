@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from kgorch.db.rows import ResumeInfo, RunInfo, SessionInfo
 from kgorch.errors import KgorchError
 from kgorch.limits import late_charges
 from kgorch.slurm import jobs
-from kgorch.system import process_identity
+from kgorch.system import files, process_identity
 from kgorch.system.file_lock import FileLock, is_locked
 from kgorch.system.paths import run_folder
 
@@ -144,15 +143,11 @@ def remove(engine: Engine, home: Path, removal: Removal, *, checkpoints: bool) -
 
 def size_of(folder: Path) -> int:
     """Bytes of the files below a folder; no link is followed."""
-    total, folders = 0, [folder]
-    while folders:
-        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                with contextlib.suppress(OSError):
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append(Path(entry.path))
-                    else:
-                        total += entry.stat(follow_symlinks=False).st_size
+    total = 0
+    for entry in files.walk(folder):
+        with contextlib.suppress(OSError):
+            if not entry.is_dir(follow_symlinks=False):
+                total += entry.stat(follow_symlinks=False).st_size
     return total
 
 
@@ -212,16 +207,18 @@ def _aside(folder: Path) -> Path:
 
 def _leftovers(home: Path) -> list[Path]:
     """Renamed folders of an earlier removal that was killed, or of one that another process is deleting now."""
-    return [path for path in (home / "runs").glob("*/.*.removing*") if _RENAMED.fullmatch(path.name)]
+    above = (path for path in (home / "runs").glob("*") if path.is_dir() and not path.is_symlink())
+    found = (path for folder in above for path in folder.glob(".*.removing*") if _RENAMED.fullmatch(path.name))
+    return [path for path in found if path.is_dir() and not path.is_symlink()]
 
 
 def _delete(folder: Path) -> bool:
     """Delete a folder; False if something of it is left."""
-    for path, _, files in os.walk(folder):
-        if MANIFEST_NAME in files:
+    for entry in files.walk(folder):
+        if entry.name == MANIFEST_NAME:
             with contextlib.suppress(OSError):
-                Path(path, MANIFEST_NAME).unlink()
-    shutil.rmtree(folder, ignore_errors=True)  # works on descriptors: a link that appears meanwhile is not followed
+                Path(entry.path).unlink()
+    files.remove_tree(folder)
     return not os.path.lexists(folder)
 
 

@@ -15,12 +15,13 @@ import tracemalloc
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sources import LADDER, PLAN, TRUSTED, checkpoint, session_of, state
-from sqlalchemy import JSON
+from sqlalchemy import JSON, create_engine
 
 from kgorch import untrusted_io
 from kgorch.admission import folder_scan, source_run, source_scan
@@ -32,6 +33,8 @@ from kgorch.core.codes import EventKind
 from kgorch.db import checkpoints, import_run, rungs, runs, sessions, untrusted_database
 from kgorch.db.engine import open_database
 from kgorch.db.integrity_check import CODES
+from kgorch.db.migrations import versions
+from kgorch.db.migrations.run import upgrade
 from kgorch.db.tables import Base
 from kgorch.db.untrusted_database import COLUMNS, ROWS, ColumnRule, Reader
 from kgorch.errors import KgorchError, NotFound
@@ -288,6 +291,7 @@ ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELEC
 COLUMNS_OF_EVENTS = (
     "1 AS id, 'r1' AS run_id, NULL AS session_id, '2026-11-20 12:00:00' AS at, 'x' AS kind, '' AS phase, '{}' AS facts"
 )
+VERSIONS = sorted(path.name[:4] for path in Path(versions.__path__[0]).glob("0*.py"))
 SCHEMAS = {
     "a view without end": f"DROP TABLE charges; CREATE VIEW charges AS {ENDLESS}",
     "a view of very many rows": "DROP TABLE events; "
@@ -298,6 +302,14 @@ SCHEMAS = {
     "a virtual table": "DROP TABLE charges; CREATE VIRTUAL TABLE charges USING fts5(id)",
     "a computed column": "ALTER TABLE runs ADD COLUMN big TEXT AS (hex(zeroblob(100000000)))",
     "very many indexes": ";".join(f"CREATE INDEX i{number} ON runs(name)" for number in range(300)),
+    "a check of rows": "DROP TABLE charges; CREATE TABLE charges (id INTEGER, CHECK (id > 0))",
+    "a function": "CREATE INDEX i ON runs(instr(name, hex(name)))",
+    "a quoted function": 'CREATE INDEX i ON runs("instr"(name, name))',
+    "a function behind a comment": "CREATE INDEX i ON runs(instr/**/(name, name))",
+    "a function behind a line": "CREATE INDEX i ON runs(instr --\n (name, name))",
+    "an index of some rows": "CREATE INDEX i ON runs(name) WHERE name GLOB '*a*b*'",
+    "joined texts": "CREATE INDEX i ON runs(name || name)",
+    "a computed default": "DROP TABLE charges; CREATE TABLE charges (id INTEGER, big TEXT DEFAULT (zeroblob(9)))",
     "a very long definition": f"CREATE INDEX i ON runs(name) WHERE name <> '{'x' * 50_000}'",
 }  # fmt: skip
 
@@ -309,6 +321,14 @@ def test_a_database_that_is_not_made_of_our_tables_alone_is_not_asked(here, sour
     opened, told = here.start()
     assert (opened.run.id, opened.row.first_step, opened.row.number) == ("r1", 20, 1), "the checkpoint, no session"
     assert f"the database {source}/kgorch.db was skipped: " in told.notes[0]
+
+
+@pytest.mark.parametrize("revision", VERSIONS)
+def test_the_schemas_of_all_our_versions_are_asked(tmp_path, revision):
+    engine = create_engine(f"sqlite:///{tmp_path}/kgorch.db")
+    upgrade(engine, revision)
+    engine.dispose()
+    untrusted_database.check_schema(tmp_path / "kgorch.db", ENOUGH)
 
 
 def test_a_statement_on_a_strangers_database_ends_with_the_budget():

@@ -30,6 +30,7 @@ from kgorch.errors import CheckpointBroken, KgorchError, NotFound, PlanError, St
 from kgorch.plan import parse
 from kgorch.platforms import colab
 from kgorch.platforms.profile import Profile
+from kgorch.system import files
 from kgorch.untrusted_io import Budget
 
 
@@ -818,6 +819,34 @@ def test_outputs_are_plain_files_alone(here, source):
     here.start()
     copied = here.home / "runs/ink/1/outputs"
     assert {path.name for path in copied.rglob("*") if path.is_file()} == {"submission.csv", "map.npy"}
+
+
+def test_an_output_is_not_written_through_a_link_that_a_training_has_made(here, source, tmp_path):
+    folder = state(source)
+    (folder / "outputs" / "deep").mkdir()
+    (folder / "outputs" / "deep" / "map.npy").write_bytes(b"theirs")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "map.npy").write_bytes(b"ours")
+    ours = here.home / "runs/ink/1/outputs"
+    ours.mkdir(parents=True)
+    (ours / "deep").symlink_to(tmp_path / "elsewhere")
+    _, told = here.start()
+    assert (tmp_path / "elsewhere" / "map.npy").read_bytes() == b"ours" and (ours / "submission.csv").exists()
+    assert any("a link leads from" in note for note in told.notes)
+
+
+def test_folders_of_outputs_may_be_nested_without_end(here, source):
+    at = os.open(state(source) / "outputs", os.O_RDONLY)
+    for _ in range(1200):
+        os.mkdir("a", dir_fd=at)
+        below = os.open("a", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+    here.start()
+    assert (here.home / "runs/ink/1/outputs/submission.csv").exists()
+    files.remove_tree(source)  # pytest cannot
+    assert not source.exists()
 
 
 def without_database(source, **columns):

@@ -227,6 +227,26 @@ def test_a_removal_that_is_cut_off_is_finished_by_the_next(place, engine, monkey
     assert runs.newest(engine, "ink") is None and not left[0].exists()
 
 
+def test_what_a_killed_removal_left_is_deleted_at_any_depth_and_through_no_link(place, engine, tmp_path):
+    for name in ("x", "y"):
+        (tmp_path / "precious" / f".{name}.removing").mkdir(parents=True)
+        (tmp_path / "precious" / f".{name}.removing" / "manifest.json").write_text("{}")
+    home = place / "home"
+    deep = home / "runs" / "demo" / ".9.removing"
+    deep.mkdir(parents=True)
+    at = os.open(deep, os.O_RDONLY)
+    for _ in range(1200):
+        os.mkdir("a", dir_fd=at)
+        below = os.open("a", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+    (home / "runs" / "demo" / ".x.removing").symlink_to(tmp_path / "precious" / ".x.removing")
+    (home / "runs" / "linked").symlink_to(tmp_path / "precious")
+    assert [removal._delete(path) for path in removal._leftovers(home)] == [True]
+    assert not deep.exists() and len([*(tmp_path / "precious").glob("*/manifest.json")]) == 2
+
+
 def test_a_database_that_cannot_be_written_leaves_all_in_its_place(place, engine, monkeypatch):
     def fails(*_: object) -> None:
         raise RuntimeError("no")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import shutil
@@ -29,7 +30,7 @@ from kgorch.checkpoint.manifest import (
     checkpoint_folder_name,
 )
 from kgorch.checkpoint.verify import read_chunks
-from kgorch.core.checkpoint.foreign_checkpoint import ForeignCandidate
+from kgorch.core.checkpoint.foreign_checkpoint import WILDCARDS, ForeignCandidate
 from kgorch.errors import CheckpointBroken
 from kgorch.protocol.launch_spec import LaunchSpec
 from kgorch.system import file_hash, files
@@ -125,17 +126,21 @@ def finalize(launch: LaunchSpec, folder: Path) -> Path:
     return place
 
 
-def restore(launch: LaunchSpec, folder: Path, contents: Contents) -> bool:
+def restore(launch: LaunchSpec, folder: Path, contents: Contents, pattern: str) -> bool:
     """Put the copy in `folder` back at its place below the plan's folder, unless it is there already.
 
     What lies there and differs is moved aside. The folder was verified before.
 
     Returns: whether it had to be copied.
-    Raises: OSError, CheckpointBroken.
+    Raises: OSError; CheckpointBroken, also where a link leads out of the folder that the plan's `pattern` names.
     """
     manifest, target = read_manifest(folder), Path(launch.workdir, contents.path)
     if is_same(target, contents, manifest):
         return False
+    # A link in the words of the plan is the user's; the rest of the path comes from the copy, which may be a stranger's.
+    named = itertools.takewhile(lambda part: not WILDCARDS.search(part), PurePosixPath(pattern).parts[:-1])
+    if not target.parent.resolve().is_relative_to(Path(launch.workdir, *named).resolve()):
+        raise CheckpointBroken(f"{folder} cannot be put back: a link leads from {target.parent} to another folder")
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.parent / f"{_restore_prefix(launch)}{launch.attempt}"
     shutil.rmtree(temporary, ignore_errors=True)

@@ -146,7 +146,7 @@ class CheckpointWatch:
         if not claim.is_new and (saved := self._salvage(claim.handed)):
             self._hand(saved)
             return saved
-        if contents and self.newest and checkpoint_copy.restore(launch, self.newest, contents):
+        if contents and self.newest and checkpoint_copy.restore(launch, self.newest, contents, self._pattern):
             self._observe()
         if contents and contents.path in self._watched:
             candidate = self._watched[contents.path].candidate

@@ -435,6 +435,30 @@ def test_what_lies_in_the_place_of_a_restored_checkpoint_is_moved_aside_and_not_
     assert (out / ".kgorch-aside" / "checkpoint-1.0" / "sub" / "weights.bin").read_bytes() == b"torn"
 
 
+@pytest.mark.parametrize("linked", ["out", "out/old"])
+def test_a_copy_is_put_back_through_links_of_the_plans_words_and_of_no_other(site, linked):
+    pattern, work = "out/*/last.pt", site.root / "work"
+    (work / "out" / "old").mkdir(parents=True)
+    watch = site.watch(pattern=pattern)
+    watch.begin(site.claims)
+    archive(work / "out" / "old" / "last.pt")
+    folder = taken(watch, 1)
+    watch.close()
+    shutil.rmtree(site.claims)  # another machine's state folder
+    shutil.rmtree(work / linked)
+    elsewhere = site.root / "other_project"
+    (elsewhere / "old").mkdir(parents=True)
+    (work / linked).symlink_to(elsewhere)
+    (elsewhere / "last.pt").write_text("precious")
+    again = site.watch(folder, pattern=pattern)
+    if linked == "out":
+        assert again.begin(site.claims) == "out/old/last.pt" and (elsewhere / "old" / "last.pt").exists()
+    else:
+        with pytest.raises(CheckpointBroken, match=r"a link leads from .*out/old to another folder"):
+            again.begin(site.claims)
+    assert (elsewhere / "last.pt").read_text() == "precious" and not (elsewhere / ".kgorch-aside").exists()
+
+
 def test_checkpoints_from_before_the_run_are_neither_taken_nor_handed_back(site):
     site.save("checkpoint-9")
     watch = site.watch()
