@@ -6,6 +6,7 @@ before memory is allocated.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -41,7 +42,7 @@ JSON_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"|(")(?:[^"\\]++|\\.)*+\\?\Z', re
 quote in the rest would be tried anew, which takes time with the square of its length."""
 
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_PERMANENT_ERRORS = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG)
+NO_FILE = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG)
 """These say something about the file; any other error says something about the disk or network (see checkpoint_error)."""
 
 
@@ -143,6 +144,19 @@ def _extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
         yield start, at
 
 
+def walk(top: str | os.PathLike[str]) -> Iterator[os.DirEntry[str]]:
+    """Everything below a folder, a folder before what is in it. No link is followed, what cannot be read is left out, and the depth
+    does not matter: os.walk and shutil.rmtree fail at about 1,000.
+    """
+    folders = [os.fspath(top)]
+    while folders:
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                yield entry
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+
+
 def open_file(folder: Path, name: str) -> FileIO:
     """Open a regular file of this folder for reading. No link, pipe or device: opening those may block or have effects.
 
@@ -222,7 +236,7 @@ def checkpoint_error(error: OSError, what: str, fact: str) -> CheckpointBroken |
     A file that does not exist, or is a link or a folder, proves that the checkpoint is broken. A disk or network that fails
     proves nothing: the checkpoint may be whole.
     """
-    return (CheckpointBroken if error.errno in _PERMANENT_ERRORS else CheckpointUnreadable)(what, fact)
+    return (CheckpointBroken if error.errno in NO_FILE else CheckpointUnreadable)(what, fact)
 
 
 def _check_regular(path: Path, status: os.stat_result) -> None:

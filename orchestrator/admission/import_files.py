@@ -329,7 +329,7 @@ def _outputs(source: SourceRun, watcher: ImportWatcher) -> dict[Path, Path]:
     top = _folder_of(source, "outputs")
     if top is None:
         return {}
-    found = (Path(entry.path) for entry in files.walk(top) if entry.is_file(follow_symlinks=False))
+    found = (Path(entry.path) for entry in untrusted_io.walk(top) if entry.is_file(follow_symlinks=False))
     paths = list(islice(found, MAX_OUTPUTS + 1))
     if len(paths) > MAX_OUTPUTS:
         watcher.note(f"{top} holds more than {MAX_OUTPUTS} files: the first {MAX_OUTPUTS} of them are copied")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
+from kgorch import untrusted_io
 from kgorch.checkpoint.manifest import FOLDER_PATTERN, MANIFEST_NAME
 from kgorch.core.codes import OVER, REMOTE_OPEN, ResumeState, RunState
 from kgorch.core.names import NAME_PATTERN
@@ -144,7 +145,7 @@ def remove(engine: Engine, home: Path, removal: Removal, *, checkpoints: bool) -
 def size_of(folder: Path) -> int:
     """Bytes of the files below a folder; no link is followed."""
     total = 0
-    for entry in files.walk(folder):
+    for entry in untrusted_io.walk(folder):
         with contextlib.suppress(OSError):
             if not entry.is_dir(follow_symlinks=False):
                 total += entry.stat(follow_symlinks=False).st_size
@@ -214,7 +215,7 @@ def _leftovers(home: Path) -> list[Path]:
 
 def _delete(folder: Path) -> bool:
     """Delete a folder; False if something of it is left."""
-    for entry in files.walk(folder):
+    for entry in untrusted_io.walk(folder):
         if entry.name == MANIFEST_NAME:
             with contextlib.suppress(OSError):
                 Path(entry.path).unlink()

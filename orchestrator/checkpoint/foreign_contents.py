@@ -24,7 +24,7 @@ from kgorch.checkpoint.manifest import MANIFEST_NAME, Manifest
 from kgorch.checkpoint.verify import read_chunks
 from kgorch.core.checkpoint.foreign_checkpoint import MAX_FILES, matches
 from kgorch.errors import CheckpointBroken
-from kgorch.system import file_hash, files
+from kgorch.system import file_hash
 
 CONTENTS_NAME = "foreign.json"
 
@@ -89,8 +89,7 @@ def is_same(target: Path, contents: Contents, manifest: Manifest) -> bool:
     if target.is_symlink() or target.is_dir() != contents.is_folder or not os.path.lexists(target):
         return False
     if contents.is_folder:
-        entries = (entry for entry in files.walk(target) if not entry.is_dir(follow_symlinks=False))
-        found = {str(Path(entry.path).relative_to(target)) for entry in entries}
+        found = {str(path.relative_to(target)) for path in target.rglob("*") if path.is_symlink() or not path.is_dir()}
         if found != set(contents.files.values()):
             return False
     for stored in contents.files:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -24,14 +25,19 @@ LOCK_TIMEOUT_S = 0.2
 
 MAX_WORDS = 100
 
+_PLAIN = re.compile(r"[\w./=@:,+%\"-]+")
+"""Words that are offered. Names of files, keys and metrics may come from anywhere: what a terminal obeys or a shell would run goes
+into neither."""
+
 
 def _completer(complete: Completer) -> Completer:
-    """Filters by what was typed, limits the number, and swallows errors."""
+    """Filters by what was typed and by what is plain, limits the number, and swallows errors."""
 
     @functools.wraps(complete)
     def wrapper(ctx: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
         try:
-            return [word for word in complete(ctx, parameter, typed) if word.startswith(typed)][:MAX_WORDS]
+            words = (word for word in complete(ctx, parameter, typed) if _PLAIN.fullmatch(word))
+            return [word for word in words if word.startswith(typed)][:MAX_WORDS]
         except Exception:  # a traceback in the middle of a command line helps nobody
             return []
 

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 
 from sqlalchemy import Engine
 
+from kgorch import untrusted_io
 from kgorch.checkpoint import store
 from kgorch.checkpoint.folder import CHUNK_BYTES, MAX_MANIFEST_BYTES, read_checkpoint, read_manifest
 from kgorch.checkpoint.manifest import FOLDER_PATTERN, MANIFEST_NAME, Manifest, parse_manifest
@@ -306,7 +307,7 @@ class _RemoteFolder:
         Raises: CheckpointBroken, CheckpointUnreadable for a manifest that is none.
         """
         content = self._read(f"{self._root}/{name}/{MANIFEST_NAME}")
-        if content is None or len(content) > MAX_MANIFEST_BYTES:
+        if content is None:
             raise CheckpointBroken(f"the mirror has no complete {name}")
         files.write(target / MANIFEST_NAME, content, durable=True)
         for file, entry in read_manifest(target).files.items():
@@ -334,11 +335,21 @@ class _RemoteFolder:
             self._fs.rm(path, recursive=True)
 
     def _read(self, path: str) -> bytes | None:
-        """The content of a manifest; None if it does not exist, or is empty as an upload that was cut may leave it."""
+        """The content of a manifest; None if it does not exist, is empty as an upload that was cut may leave it, is larger than any
+        manifest, or no file at all.
+        """
         try:
-            return self._fs.cat_file(path) or None
-        except FileNotFoundError:
+            if self._is_local:
+                return untrusted_io.read_all(Path(path).parent, Path(path).name, MAX_MANIFEST_BYTES) or None
+            with self._fs.open(path, "rb") as file:
+                content: bytes = file.read(MAX_MANIFEST_BYTES + 1)
+        except OSError as error:
+            if error.errno in untrusted_io.NO_FILE or isinstance(error, FileNotFoundError):
+                return None
+            raise
+        except ValueError:
             return None
+        return content if 0 < len(content) <= MAX_MANIFEST_BYTES else None
 
     def _sizes(self, folder: str) -> dict[str, int]:
         """Bytes of each entry of a folder by its name; none if there is no such folder."""

@@ -23,7 +23,7 @@ from kgorch.core.metrics.metric_curve import FILE_NAME, AttemptRecords, Record
 from kgorch.db import curves, sessions
 from kgorch.db.import_run import RunRows
 from kgorch.db.rows import AttemptInfo, EventInfo, RunInfo
-from kgorch.db.untrusted_database import Columns
+from kgorch.db.untrusted_database import CURVE_BYTES, Columns
 from kgorch.system.clock import boottime_s
 
 IMPORT_S, IMPORT_SHARE = 60.0, 0.002
@@ -89,20 +89,25 @@ def _of_event(event: EventInfo) -> Record | None:
 
 def read(folder: Path) -> list[Record]:
     """The records that rank 0 wrote into an attempt's folder; none without a readable file."""
+    return metric_curve.decode(_text(folder, READ_BYTES))
+
+
+def _text(folder: Path, most_bytes: int) -> str:
+    """The end of the file in an attempt's folder; empty without a readable one."""
     try:
         # The folder may be an untrusted source's: a link could lead to any file, and a FIFO would block the open.
         descriptor = os.open(folder / FILE_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return []
+        return ""
     try:
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                return []
-            file.seek(max(0, status.st_size - READ_BYTES))
-            return metric_curve.decode(file.read(READ_BYTES).decode(errors="replace"))
+                return ""
+            file.seek(max(0, status.st_size - most_bytes))
+            return file.read(most_bytes).decode(errors="replace")
     except OSError:
-        return []
+        return ""
 
 
 def lines_of(records: Sequence[Record]) -> list[str]:
@@ -157,7 +162,7 @@ class CurveImporter:
 def complete_curves(rows: RunRows, folder: Path | None) -> RunRows:
     """The rows of a source's database with their curves checked, and completed by the source's files.
 
-    A file has records that no supervisor had imported yet.
+    A file has records that no supervisor had imported yet. Of all files together the newest CURVE_BYTES are read.
 
     Args:
         folder: of the source's attempts; None without one.
@@ -166,10 +171,13 @@ def complete_curves(rows: RunRows, folder: Path | None) -> RunRows:
     for row in rows.curves:
         lines[row["attempt_id"]].append(row["lines"])
     numbers = {session["id"]: session["number"] for session in rows.sessions}
-    columns: list[Columns] = []
-    for attempt in rows.attempts:
-        name = f"{numbers.get(attempt['session_id'])}.{attempt['number']}"
-        in_file = read(folder / name) if folder and not (folder / name).is_symlink() else []
+    columns, left = list[Columns](), CURVE_BYTES
+    for attempt in reversed(rows.attempts):
+        name, in_file = f"{numbers.get(attempt['session_id'])}.{attempt['number']}", list[Record]()
+        if folder and left > 0 and not (folder / name).is_symlink():
+            text = _text(folder / name, min(left, READ_BYTES))
+            left -= len(text)
+            in_file = metric_curve.decode(text)
         in_rows = metric_curve.decode("\n".join(lines[attempt["id"]])[-READ_BYTES:])
         records = max(in_file, in_rows, key=_last_step)
         pieces = curves.pieces(lines_of(records))

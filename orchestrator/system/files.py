@@ -75,19 +75,6 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def walk(top: str | os.PathLike[str]) -> Iterator[os.DirEntry[str]]:
-    """Everything below a folder, a folder before what is in it. No link is followed, what cannot be read is left out, and the depth
-    does not matter: os.walk and shutil.rmtree fail at about 1,000.
-    """
-    folders = [os.fspath(top)]
-    while folders:
-        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                yield entry
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-
-
 def remove_tree(folder: Path) -> None:
     """Delete a folder as far as that is possible. A link that appears in it meanwhile is not followed."""
     try:

@@ -285,6 +285,28 @@ def test_completion_offers_what_may_stand_there(place, line, expected):
     assert sorted(offered(place, line)) == expected
 
 
+def test_completion_offers_nothing_that_a_shell_runs_or_a_terminal_obeys(place):
+    (place / "work").mkdir(exist_ok=True)
+    for name in (
+        "x$(touch PWNED)",
+        "x;ls",
+        "x`ls`",
+        "x\x1b]0;title\x07",
+        "x\nrm -rf ~",
+        "x&",
+        "x>y",
+        "x|y",
+        "x'y",
+        "x y",
+        "x*",
+        "xé",
+    ):
+        (place / "work" / f"{name}.toml").write_text("")
+    (place / "work" / "plan.toml").write_text('[[stage]]\nname = "train"\nargs = { "$(touch PWNED)" = 1, fine = 2 }\n')
+    assert offered(place, "kgorch check x") == ["xé.toml"]
+    assert offered(place, "kgorch check plan.toml --set stage.train.args.") == ["stage.train.args.fine="]
+
+
 def test_completion_makes_no_state_folder_and_survives_a_broken_one(place):
     assert offered(place, "kgorch status ") == []
     assert not (place / "home").exists()

@@ -104,6 +104,19 @@ def test_the_file_beside_a_database_goes_before_rows_that_know_less(source, tmp_
     assert brought_to(tmp_path / "there", engine, folder) == {"train": [mean(0, 4)]}
 
 
+def test_of_very_many_files_of_a_stranger_the_newest_are_read(source, tmp_path, monkeypatch):
+    engine, run, _ = source
+    folder = tmp_path / "source" / "runs" / "ink" / "1" / "attempts"
+    for number in range(1, 6):
+        if number > 1:
+            attempt_of(engine, run, 4 * number)
+        (folder / f"{number}.1").mkdir(parents=True)
+        (folder / f"{number}.1" / metric_curve.FILE_NAME).write_text("\n".join(lines(mean(4 * number, 4 * number + 4))))
+    size = (folder / "5.1" / metric_curve.FILE_NAME).stat().st_size
+    monkeypatch.setattr(metric_curves, "CURVE_BYTES", 2 * size)
+    assert brought_to(tmp_path / "here", engine, folder) == {"train": [mean(16, 20), mean(20, 24)]}
+
+
 def test_a_link_in_the_place_of_a_file_or_of_its_folder_is_not_followed(source, tmp_path):
     engine, _, _ = source
     secret = tmp_path / "secret"

@@ -8,6 +8,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -270,6 +271,15 @@ def test_the_log_of_a_session_that_is_over_comes_at_once(place, pushed):
     order = pushed("print('one'); print('two'); import sys; sys.stdout.write('no end')")
     assert list(place.log(order.name)) == ["one", "two", "no end"]
     assert list(place.log(order.name, follow=True)) == ["one", "two", "no end"]
+
+
+def test_a_log_without_line_feeds_is_given_out_in_pieces(place, monkeypatch):
+    bar = "\r 12%|#### | 1234/9999 [00:12<00:01, loss=0.123]"
+    events = ({"number": number, "text": bar} for number in range(1, 201))  # the stand-in has all of a log in one event
+    monkeypatch.setattr(place, "_client", SimpleNamespace(events=lambda *words, **more: events))
+    monkeypatch.setattr(place_module, "LINE_LENGTH", 1000)
+    pieces = list(place.log("any"))
+    assert len(pieces) > 9 and max(map(len, pieces)) < 1000 + 2 * len(bar) and "".join(pieces) == 200 * bar
 
 
 def test_a_followed_log_shows_each_line_once_although_the_connection_is_cut(place, server, order, monkeypatch):

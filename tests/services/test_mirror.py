@@ -18,7 +18,13 @@ import xxhash
 from fsspec.implementations.memory import MemoryFile
 from harness import Notes, processes_of, wait_until
 
-from kgorch.checkpoint.folder import list_checkpoints, read_checkpoint, read_manifest, write_manifest
+from kgorch.checkpoint.folder import (
+    MAX_MANIFEST_BYTES,
+    list_checkpoints,
+    read_checkpoint,
+    read_manifest,
+    write_manifest,
+)
 from kgorch.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, Position, checkpoint_folder_name
 from kgorch.checkpoint.verify import verify_checkpoint
 from kgorch.db import checkpoints as rows
@@ -179,6 +185,34 @@ def test_an_empty_manifest_is_none(engine, run, mirror, memory, tmp_path):
     assert not MirrorReader(run, "memory://backup", {}).holds(row)
     _until_idle(mirror("memory://backup"))
     assert _fetched(memory, tmp_path, "train/step-00000005").step == 5
+
+
+@pytest.mark.parametrize("what", ["sparse", "pipe", "link", "folder"])
+def test_what_is_no_manifest_is_not_read_and_is_replaced(engine, run, mirror, tmp_path, what):
+    _saved(engine, run, 5)
+    [row] = rows.of_run(engine, run.id, "verified")
+    place = tmp_path / "mirror" / "ink-r1/train/step-00000005" / MANIFEST_NAME
+    place.parent.mkdir(parents=True)
+    if what == "sparse":
+        place.touch()
+        os.truncate(place, 1 << 40)
+    elif what == "pipe":
+        os.mkfifo(place)
+    elif what == "link":
+        place.symlink_to("/dev/zero")
+    else:
+        place.mkdir()
+    assert not MirrorReader(run, str(tmp_path / "mirror"), {}).holds(row)
+    if what != "folder":
+        _until_idle(mirror(tmp_path / "mirror"))
+        assert MirrorReader(run, str(tmp_path / "mirror"), {}).holds(row)
+
+
+def test_a_huge_manifest_of_an_object_store_is_not_read(engine, run, memory):
+    _saved(engine, run, 5)
+    [row] = rows.of_run(engine, run.id, "verified")
+    memory.pipe_file(f"/backup/ink-r1/train/step-00000005/{MANIFEST_NAME}", b" " * (MAX_MANIFEST_BYTES + 1))
+    assert not MirrorReader(run, "memory://backup", {}).holds(row)
 
 
 def test_what_retention_dropped_is_removed_only_once_a_newer_one_is_whole_there(engine, run, mirror, tmp_path):

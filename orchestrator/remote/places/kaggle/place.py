@@ -57,6 +57,9 @@ FIRST_S, QUIET_S = 60.0, 3.0
 FOLLOW_QUIET_S = 900.0
 """A followed log without a line for so long is asked for anew: a connection may be dead without a sign."""
 
+LINE_LENGTH = 64 << 10
+"""Characters of a log without a line feed, as a progress bar prints them, that are given out as a line."""
+
 MAX_DROPS, RECONNECT_S = 5, 2.0
 """Connections in a row that bring no new line."""
 
@@ -204,6 +207,9 @@ class KagglePlace:
                     seen, text = answers.event(event)
                     *lines, rest = (rest + text).split("\n")
                     yield from lines
+                    if len(rest) > LINE_LENGTH:
+                        yield rest
+                        rest = ""
                 is_over = not follow or self.look(name).status.is_over
             except TimeoutError:
                 is_over = not follow
