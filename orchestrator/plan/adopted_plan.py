@@ -90,7 +90,7 @@ def _remark(text: str) -> str:
 
 
 def _quoted(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which TOML has no other way to write
 
 
 def _literal(pattern: str) -> str:

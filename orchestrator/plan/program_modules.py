@@ -69,7 +69,10 @@ def text_of(program: Path, most_bytes: int = MOST_BYTES) -> str:
     if len(content) > most_bytes:
         raise SyntaxError(f"it has more than {most_bytes} bytes")
     encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
-    return content.decode(encoding, errors="replace")
+    try:
+        return content.decode(encoding, errors="replace")
+    except LookupError as error:  # one that Python has for bytes: hex, rot13
+        raise SyntaxError(str(error)) from None
 
 
 def _imported(path: Path, source: str, roots: Sequence[Path]) -> Iterator[tuple[Path, str]]:

@@ -7,6 +7,7 @@ methods, which are what a call gives, or else their defaults. What differs from 
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import operator
 import re
@@ -16,6 +17,9 @@ from typing import Any, NamedTuple
 
 MAX_DEPTH, MOST_LOOKS = 12, 1000
 """Limits of one search: names that are followed one through another, and expressions."""
+
+MOST_LENGTH = 4096
+"""Characters of a place. A longer one is none, and several of them together would fill the memory."""
 
 MOST_CALLS = 8
 """Calls of a function, or assignments of a name, that are followed."""
@@ -110,7 +114,7 @@ class ProgramNames:
     def _bind(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Name):
             self.nodes.setdefault(target.id, value)
-            own = [node for node in ast.walk(value) if isinstance(node, ast.Name) and node.id == target.id]
+            own = _names_in(value).get(target.id, [])
             self._values.setdefault((self._inside.get(target), target.id), []).append(
                 _Assigned((target.lineno, target.col_offset), value, own)
             )
@@ -172,9 +176,13 @@ class ProgramNames:
         self._left = MOST_LOOKS if depth == MAX_DEPTH else self._left - 1
         if node is None or depth == 0 or self._left < 0:
             return "*"
+        text = self._text(node, depth)
+        return text if len(text) <= MOST_LENGTH else "*"
+
+    def _text(self, node: ast.expr, depth: int) -> str:
         match node:
             case ast.Constant(value=str(value)):
-                return value
+                return value if value.isprintable() else "*"
             case ast.JoinedStr(values=values):
                 return "".join(
                     self.text(part.value if isinstance(part, ast.FormattedValue) else part, depth - 1)
@@ -324,6 +332,15 @@ class ProgramNames:
                 break
             function = self._inside.get(function)
         return self.text(self.nodes.get(name), depth - 1)
+
+
+@functools.lru_cache(maxsize=1)  # of `a = b = … = value` it is asked for each target
+def _names_in(value: ast.expr) -> dict[str, list[ast.Name]]:
+    found: dict[str, list[ast.Name]] = {}
+    for node in ast.walk(value):
+        if isinstance(node, ast.Name):
+            found.setdefault(node.id, []).append(node)
+    return found
 
 
 def _newest_first(assigned: Sequence[_Assigned], node: ast.Name) -> Iterator[ast.expr]:

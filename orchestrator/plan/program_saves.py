@@ -102,8 +102,8 @@ def _repeated(tree: ast.Module) -> set[ast.AST]:
     waiting: list[ast.AST] = [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While)]
     while waiting:
         for node in ast.walk(waiting.pop()):
-            if node not in found and isinstance(node, ast.Call) and called_name(node) in functions:
-                waiting.append(functions[called_name(node)])
+            if node not in found and isinstance(node, ast.Call):
+                waiting += filter(None, [functions.pop(called_name(node), None)])  # each once
             found.add(node)
     return found
 

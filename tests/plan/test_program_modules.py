@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import tracemalloc
 
 import pytest
 from click.testing import CliRunner
@@ -528,6 +530,51 @@ def test_a_module_that_a_link_leads_out_of_the_folder_is_not_read(tmp_path):
     (tmp_path / "plan/folder").symlink_to(tmp_path / "other")
     main = "import linked, folder.inner"
     assert program_modules.imported(tmp_path / "plan/train.py", main, tmp_path / "plan") == ([], set())
+
+
+@pytest.mark.parametrize("encoding", ["hex", "rot13", "bz2"])
+def test_an_encoding_that_is_none_of_a_text_is_told_and_a_module_in_it_left_out(tmp_path, encoding, monkeypatch):
+    written(tmp_path, {"train.py": "import odd", "odd.py": f"# coding: {encoding}\n"})
+    assert program_modules.imported(tmp_path / "train.py", "import odd", tmp_path).sources == []
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(KgorchError, match="cannot be parsed"):
+        CliRunner().invoke(cli, ["adopt", "odd.py", "--print"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("word", ["a\x7fb.pt", "a\nb.pt", "\ud800.pt"])
+def test_a_place_that_nobody_can_read_is_unknown(word):
+    assert inspect(f"for i in x:\n    torch.save(x, {word!r})\n", []).checkpoint == ""
+
+
+def test_words_that_no_plan_can_hold_are_refused_and_all_others_kept(tmp_path, monkeypatch):
+    written(tmp_path, {"train.py": ""})
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(KgorchError, match="not UTF-8"):
+        CliRunner().invoke(cli, ["adopt", "train.py", "--print", "--", "--out=\udcff"], catch_exceptions=False)
+    done = CliRunner().invoke(cli, ["adopt", "train.py", "--print", "--", "a\x7fb"], catch_exceptions=False)
+    assert parse(done.stdout, "plan.toml").stage[0].argv == ["a\x7fb"]
+
+
+def test_a_text_that_is_repeated_many_times_does_not_fill_the_memory():
+    source = f"a = {'q' * 4000!r}\nd = f'{'{a}' * 900}.pt'\nfor i in y:\n    torch.save(m, d)\n"
+    tracemalloc.start()
+    assert inspect(source, []).checkpoint == ""
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16 << 20
+
+
+def test_names_that_are_given_one_value_and_calls_of_one_function_are_looked_at_once(monkeypatch):
+    looks, walk = [], ast.walk
+    monkeypatch.setattr(ast, "walk", lambda node: (looks.append(1) or one for one in walk(node)))
+    for line in (
+        "a = " * 200 + "[" + "a," * 200 + "]\n",
+        "def f():\n" + "  x = 1\n" * 200 + "for i in y:\n" + "  f()\n" * 200,
+    ):
+        looks.clear()
+        inspect(line, [])
+        nodes = sum(1 for _ in walk(ast.parse(line)))
+        assert len(looks) < 40 * nodes, "and not the square of it"
 
 
 def test_functions_that_call_one_another_take_no_time_without_end():

@@ -10,6 +10,7 @@ import click
 
 from kgorch.cli.display import render
 from kgorch.errors import KgorchError
+from kgorch.protocol.values import escape_surrogates
 from kgorch.system import files
 
 
@@ -47,6 +48,11 @@ def command(program: Path, words: tuple[str, ...], out: Path, only_print: bool, 
         program, entry = _module(typed, out.parent), " ".join(typed)
     if entry.startswith(".."):
         raise KgorchError(f"{program} is not below {out.parent}", next_step=f"--out {program.parent / 'plan.toml'}")
+    if stray := next((word for word in (entry, *words) if escape_surrogates(word) != word), ""):
+        raise KgorchError(
+            f"{escape_surrogates(stray)} is not UTF-8, and a plan is",
+            next_step="give it a name of letters, and the same again",
+        )
     if not program.is_file():
         raise KgorchError(f"there is no program {program}", next_step="name the script, then its flags after --")
     found = ProgramFindings(notes=["it is no Python script, so nothing of it was inspected"])
