@@ -20,6 +20,10 @@ class Stream(IterableDataset):
         return iter(torch.randperm(12)[:, None, None].float())
 
 
+class OfSession(list):
+    """A list in an attribute that begins anew in each session: it is no plain one."""
+
+
 def weights_of(model: nn.Module) -> list[float]:
     return [value for weight in model.parameters() for value in weight.flatten().tolist()]
 

@@ -6,6 +6,7 @@ import os
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 WORKER = f"{Path(__file__).parent}{os.sep}"
 LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -21,6 +22,15 @@ def is_of_script(path: str, module: str) -> bool:
 
 def is_own_class(kind: type) -> bool:
     """Whether the script has defined it, and no library."""
-    module = kind.__module__
-    path = getattr(sys.modules.get(module), "__file__", None) if isinstance(module, str) else None
-    return isinstance(module, str) and module != "builtins" and is_of_script(path or "", module)
+    module: Any = kind.__module__
+    if not isinstance(module, str):
+        return False
+    path = getattr(sys.modules.get(module), "__file__", None)
+    is_built_in = path is None and module in sys.stdlib_module_names  # as _io, of which files are
+    return not is_built_in and is_of_script(path or "", module)
+
+
+def is_own_function(function: Any) -> bool:
+    """Whether the script has defined it, and no library."""
+    code, module = getattr(function, "__code__", None), getattr(function, "__module__", None)
+    return code is not None and is_of_script(code.co_filename, str(module))

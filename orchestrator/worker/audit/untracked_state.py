@@ -54,7 +54,7 @@ class HeldState:
 
     def has_tensors(self, thing: Any, tensors: Iterable[torch.Tensor]) -> bool:
         """Whether a checkpoint holds tensors of the object."""
-        return id(thing) in self.with_tensors or any(_storage(tensor) in self.storages for tensor in tensors)
+        return id(thing) in self.with_tensors or any(storage_of(tensor) in self.storages for tensor in tensors)
 
 
 def held_state(tracked: Mapping[str, Any]) -> HeldState:
@@ -62,7 +62,7 @@ def held_state(tracked: Mapping[str, Any]) -> HeldState:
     held, captured = HeldState(), state_codec.capture(tracked)
     weights = [weight for thing in tracked.values() for weight in _weights(thing)]
     gradients = [weight.grad for weight in weights if weight.grad is not None]
-    held.storages = {_storage(tensor) for tensor in (*captured.tensors.values(), *weights, *gradients)}
+    held.storages = {storage_of(tensor) for tensor in (*captured.tensors.values(), *weights, *gradients)}
     savers = {name.partition(".")[0] for name in captured.tensors}
     for name, thing in tracked.items():
         reached = _reached_from(thing)
@@ -164,7 +164,7 @@ def _unit(thing: Any, held: HeldState) -> tuple[list[Any], Fingerprint] | None:
         tensors = [tensor for tensor in tensors if tensor.numel() and tensor.device.type != "meta"]
         if not tensors or held.has_tensors(thing, tensors) or _is_gradient(thing):
             return None
-        return tensors, _content(tensors)
+        return tensors, content_of(tensors)
     if id(thing) in held.objects:
         return None
     if isinstance(thing, LRScheduler):
@@ -179,7 +179,7 @@ def _unit(thing: Any, held: HeldState) -> tuple[list[Any], Fingerprint] | None:
     return None
 
 
-def _content(tensors: list[torch.Tensor]) -> Fingerprint:
+def content_of(tensors: list[torch.Tensor]) -> Fingerprint:
     step = max(1, len(tensors) // COMPARED)
     return tuple(_version(tensor) for tensor in tensors), [_sample(tensor) for tensor in tensors[::step][:COMPARED]]
 
@@ -212,7 +212,7 @@ def _is_gradient(thing: Any) -> bool:
     return isinstance(thing, torch.Tensor) and thing.grad_fn is not None
 
 
-def _storage(tensor: torch.Tensor) -> int:
+def storage_of(tensor: torch.Tensor) -> int:
     try:
         return local_tensors.local(tensor).untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):  # sparse: it has none of its own

@@ -7,6 +7,8 @@ from typing import Any
 
 from kgorch.worker import tagged_json
 from kgorch.worker.integrations import carrier, lightning_callbacks, lightning_checkpoint
+from kgorch.worker.integrations.own_attributes import OwnAttributes, Root, data_roots
+from kgorch.worker.script_code import is_own_function
 
 
 class LightningParts:
@@ -14,13 +16,53 @@ class LightningParts:
 
     Args:
         without_folder: callbacks whose `dirpath` the script has left to Lightning.
-        note: is given what cannot be saved, in words.
+        note: is given what cannot be saved, in words: `hooks`, what they add; `attributes`, of the script's objects.
     """
 
     calls_hooks = True
 
-    def __init__(self, trainer: Any, without_folder: Sequence[Any], note: Callable[[str], None]) -> None:
+    def __init__(self, trainer: Any, without_folder: Sequence[Any], note: Callable[..., None]) -> None:
         self._trainer, self._without_folder, self._note = trainer, without_folder, note
+        self._attributes: OwnAttributes | None = None
+        self._saved_attributes: list[list[Any]] = []
+
+    def begin(self, base: Any) -> None:
+        """The training begins, or what is left of it: from now on the attributes of the script's objects change with it.
+
+        Args:
+            base: Lightning's class of callbacks. Objects that save by themselves what they need are left to it.
+        """
+        if self._attributes is not None:
+            return
+        trainer, module = self._trainer, self._trainer.lightning_module
+        saves = {name: getattr(base, name) for name in ("state_dict", "on_save_checkpoint")}
+        callbacks = [
+            item for item in trainer.callbacks if all(getattr(type(item), name) is own for name, own in saves.items())
+        ]
+        modules = [Root("module", module)]
+        if is_own_function(type(module).on_save_checkpoint):
+            modules = [Root(f"module.{name}", part) for name, part in module.named_children()]
+        data = trainer.datamodule
+        roots = [
+            *modules,
+            *([Root("datamodule", data)] if data and not is_own_function(type(data).state_dict) else []),
+            *data_roots("train", {str(number): item for number, item in enumerate(self._loaders())}),
+            *(Root(type(item).__name__, item, is_callback=True) for item in callbacks),
+        ]
+        known = (trainer, module, data, *trainer.callbacks, *trainer.loggers, *trainer.optimizers, trainer.strategy)
+        self._attributes = OwnAttributes(
+            roots, known, [module, *trainer.optimizers], module.device, lambda left: self._note(attributes=left)
+        )
+
+    def put_back(self) -> None:
+        """Set the attributes of the checkpoint, once."""
+        if self._attributes is not None:
+            self._attributes.put_back(self._saved_attributes)
+            self._saved_attributes = []
+
+    def _loaders(self) -> list[Any]:
+        combined = self._trainer.fit_loop._combined_loader
+        return [getattr(item, "loader", item) for item in combined.flattened] if combined is not None else []
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
@@ -36,6 +78,7 @@ class LightningParts:
             "progress": {"epoch": trainer.current_epoch, "global_step": trainer.global_step},
             "trained_weights": lightning_callbacks.trained_weights(trainer.lightning_module),
             "logged": lightning_checkpoint.logged_by(trainer),
+            "attributes": self._attributes.state() if self._attributes else [],
             "datamodule": self._savable(trainer.datamodule.state_dict() if trainer.datamodule else {}, "state_dict"),
         }
         return parts | self._added_by_hooks(lightning_checkpoint.like_its_own(trainer, parts))
@@ -60,7 +103,8 @@ class LightningParts:
     def _savable(self, added: dict[str, Any], hook: str = "on_save_checkpoint") -> dict[str, Any]:
         refused = {name for name, value in added.items() if not tagged_json.is_savable(value)}
         if refused:
-            self._note(f"{', '.join(sorted(map(str, refused)))} of {hook}: of a type that a checkpoint cannot hold")
+            what = f"{', '.join(sorted(map(str, refused)))} of {hook}: of a type that a checkpoint cannot hold"
+            self._note(hooks=what)
         return {name: value for name, value in added.items() if name not in refused}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -82,6 +126,7 @@ class LightningParts:
                     # Lightning has taken the folder of this session's logger, and loads nothing that lies in another one.
                     callback.dirpath = state["dirpath"]
                 callback.load_state_dict(state)
+        self._saved_attributes = saved.get("attributes", [])
         if saved["precision"]:
             trainer.precision_plugin.load_state_dict(saved["precision"])
         trainer.fit_loop.load_state_dict(saved["loops"])
@@ -112,9 +157,10 @@ class LightningParts:
             }
             if not carrier.stays_in(strange, *folders, own.get("dirpath")):
                 del trusted[callback.state_key]
-                self._note(
+                what = (
                     f"the state of {type(callback).__name__} is lost: it names files outside of the Trainer's folders"
                 )
+                self._note(hooks=what)
         return trusted
 
 

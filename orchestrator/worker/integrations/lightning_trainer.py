@@ -63,7 +63,7 @@ class LightningCarrier:
         self.callback = _callback(root, self)
         self._finetuning = import_module(f"{root}.callbacks").BaseFinetuning
         without_folder = [item for item in trainer.callbacks if getattr(item, "dirpath", "") is None]
-        self._parts = LightningParts(trainer, without_folder, lambda what: session.note_exactness(hooks=what))
+        self._parts = LightningParts(trainer, without_folder, session.note_exactness)
         self._loaders: list[TrainingLoader] = []
         self._is_running = self._is_set_up = False
         self._is_rest = self._extends = False
@@ -146,6 +146,9 @@ class LightningCarrier:
             loader.is_open = True
             if self._extends:
                 loader.begin_anew()
+        if trainer.should_stop:  # only what follows the training is left
+            self._parts.begin(import_module(f"{self._root}.callbacks").Callback)
+            self._parts.put_back()
         self._is_set_up = True
         fetcher = loop._data_fetcher
         if self._extends and trainer.current_epoch:
@@ -174,9 +177,11 @@ class LightningCarrier:
             begin: what Lightning does.
         """
         trainer = self._trainer
+        self._parts.begin(import_module(f"{self._root}.callbacks").Callback)
         if not self._is_rest:
             if self._extends:
                 self.session.restore_random_states()  # once
+            self._parts.put_back()
             begin()
             return
         call, module = import_module(f"{self._root}.trainer.call"), trainer.lightning_module
@@ -200,6 +205,7 @@ class LightningCarrier:
         state_codec.put_back(things, before, copies)
         for callback, state in states:
             callback.load_state_dict(state)
+        self._parts.put_back()
 
     def _optimizers(self) -> dict[str, Any]:
         return {f"optimizer{number}": item for number, item in enumerate(self._trainer.optimizers)}

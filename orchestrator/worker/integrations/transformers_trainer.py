@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -25,7 +25,7 @@ from kgorch.worker import tagged_json
 from kgorch.worker.data import batches
 from kgorch.worker.data.followed_loader import FollowedLoader
 from kgorch.worker.integrations import carrier
-from kgorch.worker.integrations.callback_attributes import CallbackAttributes
+from kgorch.worker.integrations.own_attributes import OwnAttributes, Root, data_roots
 from kgorch.worker.session import Session
 
 STATE_FILE = "trainer_state.json"
@@ -49,7 +49,11 @@ def adapt(module: ModuleType) -> None:
 
 
 class TrainerParts:
-    """The counters and sums of a Trainer."""
+    """The counters and sums of a Trainer, and the attributes of the script's objects.
+
+    Args:
+        held: modules and optimizers that are tracked.
+    """
 
     SUMS = (
         "_total_loss_scalar",
@@ -61,10 +65,10 @@ class TrainerParts:
     GENERATED, OF_GENERATED = "_buffered_inputs", ("_step", "entropy_coef", "_last_world_entropy")
     """Of TRL's trainers: what was generated and is trained on for several steps, and numbers that go with it."""
 
-    def __init__(self, trainer: Any, note: Callable[..., None]) -> None:
-        self._trainer, self._note = trainer, note
-        self._attributes: CallbackAttributes | None = None
-        self._saved_attributes: list[tuple[str, dict[str, Any]]] = []
+    def __init__(self, trainer: Any, held: Sequence[Any], note: Callable[..., None]) -> None:
+        self._trainer, self._held, self._note = trainer, held, note
+        self._attributes: OwnAttributes | None = None
+        self._saved_attributes: list[list[Any]] = []
         self._arguments = {id(item): _arguments_of(item) for item in self._stateful_callbacks()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -87,7 +91,18 @@ class TrainerParts:
         others = [item for item in trainer.callback_handler.callbacks if not any(item is one for one in stateful)]
         data = (trainer.train_dataset, trainer.eval_dataset, getattr(trainer, "processing_class", None))
         parts = (trainer, trainer.args, trainer.state, trainer.control, trainer.model, trainer.model_wrapped, *data)
-        self._attributes = CallbackAttributes(others, parts, lambda left: self._note(callbacks=left))
+        roots = [
+            Root("trainer", trainer),
+            Root("model", trainer.model),
+            Root("data_collator", trainer.data_collator),
+            *data_roots("train_dataset", trainer.train_dataset),
+            *data_roots("eval_dataset", trainer.eval_dataset),
+            *(Root(type(item).__name__, item, is_callback=True) for item in others),
+        ]
+        saved = (*self.SUMS, *self.OF_GENERATED, self.GENERATED, "_metrics", "_tr_loss")
+        self._attributes = OwnAttributes(
+            roots, parts, self._held, trainer.args.device, lambda left: self._note(attributes=left), without=saved
+        )
         self._attributes.put_back(self._saved_attributes)
         self._saved_attributes = []
 
@@ -120,7 +135,7 @@ class TrainerParts:
             self._trainer._metrics[mode].update(collected)
         if hasattr(self._trainer, self.GENERATED):
             setattr(self._trainer, self.GENERATED, batches.moved(saved.get("generated"), self._trainer.args.device))
-        self._saved_attributes = [(name, dict(numbers)) for name, numbers in saved.get("attributes", ())]
+        self._saved_attributes = saved.get("attributes", [])
         left = saved.get("callbacks", [])
         for callback in self._stateful_callbacks():
             found = next((entry for entry in left if entry[0] == type(callback).__name__), None)
@@ -201,7 +216,8 @@ class TransformersCarrier:
             things["ref_model"] = trainer.ref_model  # TRL: the reference follows the model
         if further := carrier.further_weights([optimizer], [trainer.model_wrapped, trainer.model]):
             things["further_weights"] = further
-        self.parts = TrainerParts(trainer, session.note_exactness)
+        held = [item for name, item in things.items() if name not in ("scheduler", "scaler")]
+        self.parts = TrainerParts(trainer, [optimizer, trainer.model, *held], session.note_exactness)
         session.track(**things, trainer=self.parts)
         if self.loader is not None:  # the epoch of a checkpoint of the Trainer's own
             self.loader.start_at(int(trainer.state.epoch or 0), 0)

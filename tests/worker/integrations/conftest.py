@@ -13,7 +13,7 @@ import torch
 from cut_session import CutSession
 
 from kgorch.worker import session_end
-from kgorch.worker.integrations import accelerate_loop, carrier, lightning_trainer
+from kgorch.worker.integrations import accelerate_loop, carrier, lightning_trainer, transformers_trainer
 
 
 @pytest.fixture
@@ -99,3 +99,15 @@ def accelerated(monkeypatch):
         return made[0].step if made else 0, returned
 
     return run
+
+
+@pytest.fixture
+def transformers(monkeypatch):
+    """Transformers, adapted for one test."""
+    module = pytest.importorskip("transformers.trainer")
+    for name in ("train", "_run_epoch", "get_batch_samples", "training_step", "evaluate"):
+        if hasattr(module.Trainer, name):
+            monkeypatch.setattr(module.Trainer, name, getattr(module.Trainer, name))
+    monkeypatch.setattr(module, "skip_first_batches", module.skip_first_batches)
+    transformers_trainer.adapt(module)
+    return importlib.import_module("transformers")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import collections
 import copy
-import importlib
 import time
 
 import pytest
 import torch
 from cut_session import Cut, CutSession
 from small_trainings import (
+    OfSession,
     Stream,
     goes_on,
     lightning_module,
@@ -24,8 +24,6 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from kgorch.errors import KgorchError
-from kgorch.worker.integrations import transformers_trainer
-from kgorch.worker.integrations.callback_attributes import CallbackAttributes
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -76,24 +74,12 @@ def test_the_loader_whose_epochs_accelerate_counts_is_the_training_one(accelerat
     assert resumed == whole and whole[0] == 18
 
 
-@pytest.fixture
-def transformers(monkeypatch):
-    """Transformers, adapted for one test."""
-    module = pytest.importorskip("transformers.trainer")
-    for name in ("train", "_run_epoch", "get_batch_samples", "training_step", "evaluate"):
-        if hasattr(module.Trainer, name):
-            monkeypatch.setattr(module.Trainer, name, getattr(module.Trainer, name))
-    monkeypatch.setattr(module, "skip_first_batches", module.skip_first_batches)
-    transformers_trainer.adapt(module)
-    return importlib.import_module("transformers")
-
-
 class Line(nn.Module):
-    """Attribute `seen`: the samples of each batch that it was trained with."""
+    """Attribute `seen`: the samples of each batch that it was trained with in this session."""
 
     def __init__(self):
         super().__init__()
-        self.net, self.seen = nn.Linear(1, 1), []
+        self.net, self.seen = nn.Linear(1, 1), OfSession()
 
     def forward(self, x):
         if self.training:
@@ -630,7 +616,7 @@ def test_what_a_trainer_of_trl_has_generated_for_several_steps_is_trained_on_to_
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("holds", ["numbers", "an average", "a file", "a text that changes"])
+@pytest.mark.parametrize("holds", ["numbers", "an average", "tensors", "a file", "a text that changes"])
 def test_a_callback_of_the_script_goes_on_with_its_numbers_or_is_named(transformers, carried, tmp_path, holds):
     class Counts(transformers.TrainerCallback):
         def __init__(self):
@@ -641,6 +627,9 @@ def test_a_callback_of_the_script_goes_on_with_its_numbers_or_is_named(transform
             self.history = state.log_history
             if holds == "an average":
                 self.average = copy.deepcopy(model)
+            elif holds == "tensors":
+                self.shadow = {name: value.clone() for name, value in model.state_dict().items()}
+                self.queue = collections.deque(maxlen=3)
             elif holds == "a file":
                 self.file = open(tmp_path / "log", "w")
             elif holds == "a text that changes":
@@ -651,6 +640,13 @@ def test_a_callback_of_the_script_goes_on_with_its_numbers_or_is_named(transform
             self.at_s = time.monotonic()
             self.recent = [*self.recent, self.steps][-3:]
             self.best["step"] = self.steps
+            if holds == "an average":
+                for mean, value in zip(self.average.parameters(), model.parameters(), strict=True):
+                    mean.data.mul_(0.9).add_(value.detach(), alpha=0.1)
+            elif holds == "tensors":
+                for name, value in model.state_dict().items():
+                    self.shadow[name].mul_(0.9).add_(value, alpha=0.1)
+                self.queue.append(value.clone())
             if holds == "a text that changes":
                 self.text = str(self.steps)
 
@@ -661,28 +657,20 @@ def test_a_callback_of_the_script_goes_on_with_its_numbers_or_is_named(transform
         assert counts.began_s >= began_s and counts.at_s, "an instant is the session's"
         assert counts.history is trainer.state.log_history
         script.seen = counts.seen
-        return weights_of(model), counts.steps, counts.recent, counts.best
+        averages = [weights_of(counts.average)] if holds == "an average" else []
+        if holds == "tensors":
+            averages = [item.tolist() for item in (*counts.shadow.values(), *counts.queue)]
+        return weights_of(model), counts.steps, counts.recent, counts.best, averages
 
     (steps, whole), (resumed_steps, resumed) = whole_and_resumed(carried, script, cut_at=7)
     restored = script.seen
-    told = carried.session._state.exactness.facts.get("callbacks", "")
+    told = carried.session._state.exactness.facts.get("attributes", "")
     assert resumed_steps == steps and resumed[0] == whole[0]
-    if holds == "numbers":
+    if holds in ("numbers", "an average", "tensors"):
         assert resumed == whole and not told
     else:
         assert resumed[1:3] == (steps - 7, [9, 10, 11]) and "Counts (" in told
     assert carried(script)[1] and script.seen != restored, "it begins with the weights that were restored"
-
-
-@pytest.mark.parametrize("average", [nn.Linear(1, 1), {"weight": torch.ones(1)}])
-def test_a_callback_of_the_script_that_holds_an_average_alone_is_named(average):
-    class Averages:
-        def __init__(self):
-            self.average, self.bar = average, object()
-
-    told = []
-    assert CallbackAttributes([Averages()], (), told.append).state() == [["Averages", {}]]
-    assert told[0].endswith("Averages (average, bar)")
 
 
 @pytest.mark.filterwarnings("ignore")

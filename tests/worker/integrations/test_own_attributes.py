@@ -1,0 +1,256 @@
+"""Numbers and tensors in attributes of the script's objects go on: of a Trainer, a model, data sets and callbacks."""
+
+from __future__ import annotations
+
+import collections
+import copy
+
+import numpy as np
+import pytest
+import torch
+from small_trainings import lightning_module, lightning_trainer_of, numbers, weights_of, whole_and_resumed
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from kgorch.worker.integrations.own_attributes import OwnAttributes, Root, data_roots
+
+pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.filterwarnings("ignore")]
+
+
+class Annealed(nn.Module):
+    """A plain attribute changes in `forward`."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.temperature = nn.Linear(1, 1), 1.0
+
+    def forward(self, x):
+        if self.training:
+            self.temperature *= 0.9
+        return self.net(x / 10) * self.temperature
+
+
+class Growing(Dataset):
+    """What it gives hangs on an attribute that a callback sets."""
+
+    def __init__(self):
+        self.scale = 1.0
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return {"x": torch.tensor([index * self.scale])}
+
+
+@pytest.mark.parametrize("cut_at", [7, 12])
+@pytest.mark.parametrize("is_subset", [False, True])
+def test_attributes_around_a_trainer_of_transformers_go_on(transformers, carried, cut_at, is_subset):
+    class Contrastive(transformers.Trainer):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.beta, self.unchanged = 0.0, torch.ones(2)
+            self.teacher = copy.deepcopy(self.model).requires_grad_(False)
+            self.queue, self.sums = torch.zeros(3), collections.deque(maxlen=2)
+
+        def compute_loss(self, model, inputs, **_):
+            out = model(inputs["x"])
+            for mean, weight in zip(self.teacher.parameters(), self.model.parameters(), strict=True):
+                mean.data.mul_(0.9).add_(weight.detach(), alpha=0.1)  # leaves no trace in the tensor's version
+            with torch.no_grad():
+                goal = self.teacher(inputs["x"])
+            self.beta += 0.01
+            self.queue = torch.cat([out.detach().mean()[None], self.queue])[:3]
+            self.sums.append(float(out.detach().sum()))
+            return ((out - 1) ** 2).mean() + self.beta * ((out - goal) ** 2).mean() + (out * self.queue.sum()).mean()
+
+    class Grows(transformers.TrainerCallback):
+        def __init__(self, data):
+            self.data, self.trainer = data, None
+
+        def on_step_end(self, *_, **__):
+            self.trainer.margin = getattr(self.trainer, "margin", 1.0) * 0.9  # an attribute of the library's own object
+
+        def on_epoch_end(self, *_, **__):
+            self.data.scale *= 0.95  # a batch is read ahead, but none of the next epoch
+
+    def script():
+        model, data = Annealed(), Growing()
+        grows = Grows(data)
+        arguments = transformers.TrainingArguments(
+            "out", use_cpu=True, report_to=[], per_device_train_batch_size=2, disable_tqdm=True, seed=3,
+            remove_unused_columns=False, save_strategy="no", num_train_epochs=3,
+        )  # fmt: skip
+        train = Subset(data, range(12)) if is_subset else data
+        grows.trainer = trainer = Contrastive(model, arguments, train_dataset=train, callbacks=[grows])
+        trainer.train()
+        assert trainer.unchanged.tolist() == [1, 1]
+        averages = weights_of(trainer.teacher), trainer.queue.tolist(), list(trainer.sums)
+        return weights_of(model), model.temperature, trainer.beta, trainer.margin, data.scale, averages
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at)
+    assert resumed == whole and whole[0] == 18
+    assert "attributes" not in carried.session._state.exactness.facts
+
+
+@pytest.mark.parametrize("cut_at", [7, 12, 13])
+def test_attributes_of_a_module_and_its_callbacks_go_on_in_lightning(lightning, carried, cut_at):
+    class Average(lightning.Callback):
+        """Its shadow is made before the training is restored."""
+
+        def __init__(self):
+            self.shadow, self.epochs = None, 0
+
+        def on_fit_start(self, trainer, module):
+            self.shadow = {name: value.detach().clone() for name, value in module.state_dict().items()}
+
+        def on_train_epoch_start(self, trainer, module):
+            self.epochs += 1
+
+        def on_train_batch_end(self, trainer, module, *_):
+            for name, value in module.state_dict().items():
+                self.shadow[name].mul_(0.9).add_(value, alpha=0.1)
+
+    class Module(lightning_module(lightning)):
+        def __init__(self):
+            super().__init__()
+            self.net, self.outputs, self.history = Annealed(), [], []
+
+        def training_step(self, batch, index):
+            loss = ((self.net(batch[0]) - 1) ** 2).mean()
+            self.outputs.append(loss.detach())
+            return loss
+
+        def on_train_epoch_end(self):
+            self.history.append(torch.stack(self.outputs).mean().item())
+            self.outputs.clear()
+
+    def script():
+        module, average = Module(), Average()
+        lightning_trainer_of(lightning, callbacks=[average]).fit(module, DataLoader(numbers(12), 2, shuffle=True))
+        shadow = {name: value.tolist() for name, value in average.shadow.items()}
+        return weights_of(module), module.net.temperature, module.history, shadow, average.epochs
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at)
+    assert resumed == whole and len(whole[1][2]) == 3
+    assert "attributes" not in carried.session._state.exactness.facts
+
+
+class Holder:
+    """An object with attributes of all kinds."""
+
+    def __init__(self):
+        self.number, self.items, self.table, self.queue = 0, [1], {"a": 1}, collections.deque([1], maxlen=2)
+        self.array, self.scalar, self.tensor, self.pair = (
+            np.zeros(2),
+            np.float64(0.5),
+            torch.zeros(2),
+            (1, torch.zeros(1)),
+        )
+        self.counts, self.module, self.inner = collections.Counter(), nn.Linear(1, 1), None
+        self.text, self.file, self.modules = "a", None, [nn.Linear(1, 1)]
+        self.large = None
+
+    def train(self):
+        self.number, self.items[0], self.table["b"], self.array[1], self.tensor[1] = 5, 2, 3, 1, 1
+        self.queue.append(2)
+        self.counts["x"] += 1
+        self.scalar, self.pair = np.float64(0.25), (2, torch.ones(1))
+        self.module.weight.data.fill_(7)
+
+    def say(self):
+        self.text = "b"
+
+    def change_modules(self):
+        self.modules[0].weight.data.fill_(3)
+
+
+def looked_at(thing, told, **options):
+    label = options.pop("label", "thing")
+    return OwnAttributes([Root(label, thing, **options)], (), (), "cpu", told.append)
+
+
+def plain(value):
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple | collections.deque) else value
+
+
+def test_each_kind_of_value_comes_back_in_place():
+    told, trained = [], Holder()
+    saves = looked_at(trained, told)
+    assert saves.state() == [["thing", {}, {}]]
+    trained.train()
+    state = saves.state()
+    assert set(state[0][1]) == {"number", "items", "table", "queue", "array", "scalar", "tensor", "pair", "counts"}
+    other = Holder()
+    held = {name: vars(other)[name] for name in ("items", "table", "queue", "array", "tensor", "counts", "module")}
+    looked_at(other, told).put_back(state)
+    for name in state[0][1]:
+        assert plain(vars(other)[name]) == plain(vars(trained)[name]), name
+    assert other.module.weight.item() == 7 and other.queue.maxlen == 2 and not told
+    assert all(vars(other)[name] is value for name, value in held.items()), "others may hold them, too"
+
+
+@pytest.mark.parametrize("change", ["say", "change_modules"])
+@pytest.mark.parametrize("is_callback", [False, True])
+def test_what_changes_and_cannot_be_saved_is_named(change, is_callback):
+    told, thing = [], Holder()
+    saves = looked_at(thing, told, is_callback=is_callback)
+    thing.number = 5
+    getattr(thing, change)()
+    name = "text" if change == "say" else "modules"
+    assert saves.state()[0][1] == ({} if is_callback else {"number": 5})
+    assert name in told[0] and "thing (" in told[0]
+
+
+def test_what_is_larger_than_the_training_is_named_and_not_saved(monkeypatch):
+    monkeypatch.setattr("kgorch.worker.integrations.own_attributes.MOST_BYTES", 100)
+    told, thing = [], Holder()
+    saves = looked_at(thing, told)
+    thing.large = torch.ones(100)
+    assert saves.state() == [["thing", {}, {}]] and "thing (large)" in told[0]
+
+
+def test_a_stranger_sets_nothing_but_numbers_and_tensors_that_the_script_sets_itself():
+    told, thing = [], Holder()
+    saves = looked_at(thing, told)
+    for values in (
+        {"text": "/etc/passwd"},
+        {"train": 5},
+        {"unknown": 5},
+        {"__class__": 5},
+        {"number": "x"},
+        {"items": ["x"]},
+    ):
+        saves.put_back([["thing", values, {}]])
+    saves.put_back(
+        [["thing", {}, {"module": {"weight": torch.ones(3, 3)}, "number": {}}], ["another", {"number": 1}, {}]]
+    )
+    saves.put_back([["thing", {"number": 3}]])  # as an earlier version has written it
+    assert (thing.text, thing.items, thing.number, callable(thing.train)) == ("a", [1], 3, True)
+    saves.state()
+    assert "another module than it was" in told[-1]
+
+
+def test_a_tensor_of_a_graph_and_one_that_the_checkpoint_holds_are_none_of_an_object():
+    told, thing, model = [], Holder(), nn.Linear(2, 2)
+    saves = OwnAttributes([Root("thing", thing)], (), [model], "cpu", told.append)
+    thing.tensor, thing.large = model(torch.ones(2)), model.weight.detach()
+    thing.module = model
+    with torch.no_grad():
+        model.weight.add_(1)
+    assert saves.state() == [["thing", {}, {}]] and not told
+
+
+def test_objects_in_objects_are_looked_at_and_those_of_libraries_are_not():
+    told, outer = [], Holder()
+    outer.inner = Holder()
+    saves = looked_at(outer, told)
+    outer.inner.number = 9
+    assert [entry[0] for entry in saves.state()] == ["thing", "thing.inner"] and saves.state()[1][1] == {"number": 9}
+    assert looked_at(collections.UserDict(), told).state() == []
+    names = [root.label for root in data_roots("train", {"a": Subset(numbers(3), [0]), "b": DataLoader(numbers(2))})]
+    assert names == ["train.a", "train.a.dataset", "train.b.dataset"]
