@@ -96,8 +96,8 @@ class Refinement:
     def _after_kill(self, event: Event, attempt: LaunchedAttempt) -> Event:
         """The keeper may have saved, and not come to report it. What it holds is written before the lost steps are counted."""
         launcher.kill(attempt.folder)
-        if not self._live.state.is_rescued:  # else it was asked before, and the wall is near
-            self._saves.persist(self._live.left_s())
+        # Also where it was asked before: it may be writing, or the ranks may have given it a newer snapshot in their last second.
+        self._saves.persist(self._live.left_s())
         self._checkpoints.verify_left_by(attempt)
         return event
 

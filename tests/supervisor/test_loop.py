@@ -184,6 +184,19 @@ def test_a_wall_before_the_first_step_means_nothing_to_what_has_attached_while_t
     assert refinement.conclude(Refined(found)) is None
 
 
+@pytest.mark.parametrize("is_rescued", [False, True])
+def test_after_a_kill_what_the_keeper_writes_is_waited_for_before_the_lost_steps_are_counted(monkeypatch, is_rescued):
+    """It may be writing what it was asked for a second before, or have got a newer snapshot since: 43 steps were told as lost."""
+    asked = []
+    live = SimpleNamespace(state=LifecycleState(phase=Phase.STOPPING, is_rescued=is_rescued), left_s=lambda: 0.5)
+    saves = SimpleNamespace(persist=lambda timeout_s: asked.append(("persist", timeout_s)))
+    records = SimpleNamespace(verify_left_by=lambda attempt: asked.append("verify"))
+    monkeypatch.setattr("kgorch.supervisor.refinement.launcher.kill", lambda folder: asked.append("kill"))
+    refinement = Refinement(live, None, (records, saves), lambda _: None)
+    refinement._after_kill(events.GraceExpired(), SimpleNamespace(folder=None))
+    assert asked == ["kill", ("persist", 0.5), "verify"]
+
+
 def test_a_launch_waits_for_room_on_a_full_disk_and_status_says_so(kgorch, supervised, monkeypatch):
     monkeypatch.setattr(attempt_control, "AGAIN", Backoff(0.05, longest_s=0.1))
     supervisor, _ = supervised()

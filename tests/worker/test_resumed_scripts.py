@@ -11,6 +11,7 @@ import tqdm
 from cut_session import Cut, CutSession
 from small_trainings import numbers, weights_of, whole_and_resumed
 from torch import nn
+from torch.nn.utils import prune
 from torch.optim.swa_utils import AveragedModel, update_bn
 from torch.utils.data import DataLoader
 
@@ -48,6 +49,22 @@ def trained(session, **further):
     optimizer = torch.optim.AdamW(net.parameters(), 0.1)
     session.track(net=net, optimizer=optimizer, **further)
     return net, optimizer
+
+
+def test_weights_that_are_pruned_in_the_course_of_a_training_go_on():
+    """A new process has not pruned them: they have other names in the checkpoint."""
+
+    def script(session):
+        net = nn.Sequential(nn.Linear(1, 4), nn.Linear(4, 1))
+        optimizer = torch.optim.AdamW(net.parameters(), 0.1)
+        session.track(net=net, optimizer=optimizer)
+        for epoch in session.epochs(3):
+            for batch in session.steps(DataLoader(numbers(12), 2, shuffle=True)):
+                train(session, net, optimizer, batch)
+            prune.l1_unstructured(net[epoch % 2], "weight", 0.3)
+        return sorted(net.state_dict()), weights_of(net), net[0].weight_mask.tolist()
+
+    assert_exact(script, [5, 7, 13])
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -16,6 +16,7 @@ from torch import nn
 from kgorch.errors import CannotRestore, nearest
 from kgorch.worker import local_tensors, tagged_json
 from kgorch.worker.checkpoint import sharded_tensors
+from kgorch.worker.checkpoint.pruned_weights import prune_as
 from kgorch.worker.checkpoint.sharded_tensors import Layout, TensorReader
 from kgorch.worker.checkpoint.trainable_weights import TrainableWeights
 from kgorch.worker.tagged_json import Fetch, TensorTable
@@ -292,6 +293,7 @@ def _fill(name: str, module: nn.Module, state: dict[str, Any]) -> set[tuple[Any,
         raise CannotRestore(f"{name} is not a table in the checkpoint")
     if isinstance(module, TrainableWeights):
         module.expect(state.keys())
+    prune_as(module, state.keys())
     own = module.state_dict()
     if own.keys() != state.keys():
         strange = sorted(own.keys() ^ state.keys())[0]

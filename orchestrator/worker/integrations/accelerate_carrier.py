@@ -33,6 +33,7 @@ from kgorch.worker.integrations import carrier
 from kgorch.worker.integrations.accelerate_loader import WITHIN, StepLoader, follow_in_place
 from kgorch.worker.integrations.accumulation_windows import AccumulationWindows
 from kgorch.worker.integrations.kept_files import KeptFiles
+from kgorch.worker.integrations.own_attributes import OwnAttributes, Root
 from kgorch.worker.integrations.own_state import OwnState
 from kgorch.worker.integrations.prepared_loaders import PreparedLoaders, bits_of, text_of
 from kgorch.worker.integrations.script_numbers import ScriptNumbers
@@ -40,9 +41,13 @@ from kgorch.worker.session import Session
 from kgorch.worker.wrappers import unwrapped
 
 NOTE = (
-    "Accelerate: numbers in variables of the script's functions, dicts and objects go on; its lists, objects with lists that"
-    " change, and all else begin anew in each session"
+    "Accelerate: numbers in variables of the script's functions, dicts and objects go on, and numbers and tensors in attributes of"
+    " the models' modules; its lists, objects with lists that change, and all else begin anew in each session, with what the epochs"
+    " that are run through once more have put there"
 )
+
+ATTRIBUTES = "attributes"
+"""Name under which those of the models' modules are tracked."""
 
 REPLAY = (
     "the script runs through the epochs that are done with one batch each; files that torch.save and save_pretrained have written"
@@ -244,6 +249,12 @@ class AccelerateCarrier:
         if further is not None:
             custom["further_weights"] = further
         scaler = getattr(self._accelerator, "scaler", None)
+        if not self.session.resumed or ATTRIBUTES in self.session.resumed.names:  # earlier versions had none
+            custom[ATTRIBUTES] = OwnAttributes(
+                [Root(f"model{number}", item) for number, item in enumerate(accelerator._models)], (accelerator,),
+                [*accelerator._models, *(_inner(item) for item in accelerator._optimizers)], accelerator.device,
+                lambda left: self.session.note_exactness(attributes=left),
+            )  # fmt: skip
         self.session.track(**things, **custom, **({"scaler": scaler} if scaler is not None else {}))
         self._restore_numbers()
 

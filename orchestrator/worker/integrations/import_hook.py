@@ -13,6 +13,8 @@ from types import ModuleType
 MODULES = {
     "lightning.pytorch.trainer.trainer": "kgorch.worker.integrations.lightning_trainer",
     "pytorch_lightning.trainer.trainer": "kgorch.worker.integrations.lightning_trainer",
+    "lightning.fabric.fabric": "kgorch.worker.integrations.fabric",
+    "lightning_fabric.fabric": "kgorch.worker.integrations.fabric",
     "transformers.trainer": "kgorch.worker.integrations.transformers_trainer",
     "accelerate.accelerator": "kgorch.worker.integrations.accelerate_loop",
 }

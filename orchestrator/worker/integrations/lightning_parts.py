@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from kgorch.errors import CannotRestore
 from kgorch.worker import tagged_json
 from kgorch.worker.integrations import carrier, lightning_callbacks, lightning_checkpoint
 from kgorch.worker.integrations.own_attributes import OwnAttributes, Root, data_roots
 from kgorch.worker.script_code import is_own_function
+
+REPLACED = (
+    "the Trainer has other optimizers than it began with (`trainer.strategy.setup_optimizers()`): no checkpoint holds them, and"
+    " each session begins with the first ones again"
+)
 
 
 class LightningParts:
@@ -23,6 +30,8 @@ class LightningParts:
 
     def __init__(self, trainer: Any, without_folder: Sequence[Any], note: Callable[..., None]) -> None:
         self._trainer, self._without_folder, self._note = trainer, without_folder, note
+        self._optimizers: list[Any] = []
+        self._is_replaced = False
         self._attributes: OwnAttributes | None = None
         self._saved_attributes: list[list[Any]] = []
 
@@ -66,6 +75,7 @@ class LightningParts:
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
+        self._check_optimizers()
         parts = {
             "loops": trainer.fit_loop.state_dict(),
             "callbacks": self._savable(
@@ -81,7 +91,19 @@ class LightningParts:
             "attributes": self._attributes.state() if self._attributes else [],
             "datamodule": self._savable(trainer.datamodule.state_dict() if trainer.datamodule else {}, "state_dict"),
         }
+        parts |= {"replaced": True} if self._is_replaced else {}
         return parts | self._added_by_hooks(lightning_checkpoint.like_its_own(trainer, parts))
+
+    def take_optimizers(self) -> None:
+        """Those of this moment are tracked."""
+        self._optimizers = list(self._trainer.optimizers)
+
+    def _check_optimizers(self, *, was_replaced: bool = False) -> None:
+        """Tell of others than those that are tracked, in this session or one before."""
+        pairs = itertools.zip_longest(self._trainer.optimizers, self._optimizers)
+        if was_replaced or any(one is not other for one, other in pairs):
+            self._is_replaced = True
+            self._note(optimizers=REPLACED)
 
     def _added_by_hooks(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
         """What the `on_save_checkpoint` of callbacks and module add or replace, also among the weights."""
@@ -127,6 +149,7 @@ class LightningParts:
                     callback.dirpath = state["dirpath"]
                 callback.load_state_dict(state)
         self._saved_attributes = saved.get("attributes", [])
+        self._check_optimizers(was_replaced=bool(saved.get("replaced")))
         if saved["precision"]:
             trainer.precision_plugin.load_state_dict(saved["precision"])
         trainer.fit_loop.load_state_dict(saved["loops"])
@@ -134,7 +157,14 @@ class LightningParts:
         if lightning_callbacks.is_averaging(trainer, callbacks):
             trainer.lr_scheduler_configs.clear()  # its own is created at the beginning of the epoch, with its state
             return
-        for config, state in zip(trainer.lr_scheduler_configs, saved["schedulers"], strict=True):
+        if len(configs := trainer.lr_scheduler_configs) != len(states := saved["schedulers"]):
+            raise CannotRestore(
+                f"the training had {len(states)} learning rate schedulers when it was saved, and begins with {len(configs)}",
+                "they were made anew in the course of the training, as by `trainer.strategy.setup_optimizers()`",
+                next_step="return the same optimizers and schedulers from configure_optimizers in every session, and change their"
+                " param_groups in place of making new ones; or make each part of the training a stage of its own",
+            )
+        for config, state in zip(configs, states, strict=True):
             config.scheduler.load_state_dict(state)
 
     def load_callbacks(self, states: dict[str, Any], callbacks: Iterable[Any]) -> None:

@@ -114,6 +114,7 @@ class LightningCarrier:
             self._load_data_of(self.session.resumed.state("lightning").get("loaded_at", 0))
         if self.session.resumed:
             lightning_callbacks.put_back(trainer, self._finetuning, self.session.resumed.state("lightning"))
+        self._parts.take_optimizers()
         self.session.track(
             model=carrier.trainable(trainer.lightning_module),
             **self._optimizers(),

@@ -120,6 +120,13 @@ class OwnAttributes:
             self._note(f"{WHAT}: {', '.join(left)}" if left else "")
         return states
 
+    def state_dict(self) -> dict[str, Any]:
+        """Of an object that is tracked by itself."""
+        return {"objects": self.state()}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.put_back(saved["objects"])
+
     def put_back(self, saved: Sequence[Sequence[Any]]) -> None:
         """Set what `state` has returned: numbers and tensors alone, whoever has written them."""
         left = list(saved)
@@ -132,13 +139,19 @@ class OwnAttributes:
             for name, value in entry[1].items():
                 if name in self._names and _is_value(value) and _is_value(own.get(name)):
                     own[name] = self._renewed(own.get(name), value)
+                    item.begun.pop(
+                        name, None
+                    )  # it is saved from now on, also where the session happened to begin with it
             for name, tensors in entry[2].items() if len(entry) > 2 else ():
                 if name in self._names and isinstance(module := own.get(name), nn.Module):
-                    self._load(item.label, name, module, tensors)
+                    self._load(item.label, name, module, tensors, item.begun)
 
-    def _load(self, label: str, name: str, module: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
+    def _load(
+        self, label: str, name: str, module: nn.Module, tensors: dict[str, torch.Tensor], begun: dict[str, Any]
+    ) -> None:
         try:
             module.load_state_dict(tensors)
+            begun.pop(name, None)
         except (RuntimeError, TypeError, AttributeError):
             self._misfits.append(f"{label} ({name}: another module than it was)")
 

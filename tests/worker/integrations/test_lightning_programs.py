@@ -11,6 +11,8 @@ from small_trainings import lightning_module, lightning_trainer_of, numbers, wei
 from torch import nn
 from torch.utils.data import DataLoader, default_collate
 
+from kgorch.errors import CannotRestore
+
 pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.filterwarnings("ignore")]
 
 
@@ -228,3 +230,59 @@ def test_the_sentence_with_which_lightning_has_stopped_early_is_no_path(lightnin
     whole = carried(script)
     assert whole[1][0] and "val/acc" in whole[1][1]
     assert carried(script, saved=carried.finished)[1] == whole[1]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("cut_at", [4, 8, 13])
+def test_a_training_of_lightning_that_prunes_goes_on(lightning, carried, cut_at):
+    """From the end of the first epoch on its weights have other names."""
+    from lightning.pytorch.callbacks import ModelPruning
+
+    class Module(lightning_module(lightning)):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(1, 4), nn.Linear(4, 1))
+
+    def script():
+        module = Module()
+        pruning = ModelPruning("l1_unstructured", amount=0.2, use_lottery_ticket_hypothesis=False)
+        lightning_trainer_of(lightning, callbacks=[pruning]).fit(module, DataLoader(numbers(12), 2, shuffle=True))
+        return sorted(module.state_dict()), weights_of(module)
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at)
+    assert resumed == whole and 0.0 in whole[1][1]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("schedules", [False, True])
+def test_optimizers_that_are_made_anew_in_a_training_of_lightning_are_told(lightning, carried, schedules):
+    class Module(lightning_module(lightning)):
+        switched = False
+
+        def on_train_epoch_start(self):
+            if self.current_epoch == 1 and not self.switched:
+                self.switched = True
+                self.trainer.strategy.setup_optimizers(self.trainer)
+
+        def configure_optimizers(self):
+            if not self.switched:
+                return torch.optim.AdamW(self.parameters(), 0.1)
+            optimizer = torch.optim.SGD(self.parameters(), 0.05)
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)] if schedules else []
+
+    def script():
+        module = Module()
+        lightning_trainer_of(lightning).fit(module, DataLoader(numbers(12), 2, shuffle=True))
+        return weights_of(module)
+
+    def told():
+        return carried.session._state.exactness.facts.get("optimizers", "")
+
+    carried(script)
+    assert "has other optimizers than it began with" in told()
+    if schedules:
+        with pytest.raises(CannotRestore, match="had 1 learning rate schedulers when it was saved, and begins with 0"):
+            whole_and_resumed(carried, script, 13)
+    else:
+        whole, resumed = whole_and_resumed(carried, script, 13)
+        assert resumed != whole and "has other optimizers than it began with" in told(), "and in the next session, too"

@@ -12,6 +12,7 @@ from small_trainings import lightning_module, lightning_trainer_of, numbers, wei
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
+from kgorch.worker.integrations import fabric
 from kgorch.worker.integrations.own_attributes import OwnAttributes, Root, data_roots
 
 pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.filterwarnings("ignore")]
@@ -134,6 +135,54 @@ def test_attributes_of_a_module_and_its_callbacks_go_on_in_lightning(lightning, 
     whole, resumed = whole_and_resumed(carried, script, cut_at)
     assert resumed == whole and len(whole[1][2]) == 3
     assert "attributes" not in carried.session._state.exactness.facts
+
+
+@pytest.mark.parametrize("cut_at", [4, 8, 12, 13])
+def test_attributes_of_modules_go_on_in_a_loop_around_accelerate(accelerated, cut_at):
+    class Steps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.steps, self.running = Annealed(), 0, torch.zeros(1)
+
+        def forward(self, x):
+            self.steps += 1
+            self.running = 0.9 * self.running + x.mean().detach()
+            return self.net(x) + 0.01 * self.running
+
+    def script(accelerator):
+        model = Steps()
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(numbers(12), 2, shuffle=True))
+        for _ in range(3):
+            for batch in loader:
+                train_batch_of(accelerator, model, optimizer, batch)
+        return weights_of(model), model.steps, model.net.temperature, model.running.tolist()
+
+    whole, resumed = whole_and_resumed(accelerated, script, cut_at)
+    assert resumed == whole and whole[1][1] == 18
+
+
+def train_batch_of(accelerator, model, optimizer, batch):
+    accelerator.backward(((model(batch[0]) - 1) ** 2).mean())
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_a_loop_of_fabric_is_told_that_it_is_not_carried(lightning, monkeypatch, capsys):
+    from lightning.fabric import fabric as library
+
+    told = []
+    monkeypatch.setattr(library.Fabric, "backward", library.Fabric.backward)
+    monkeypatch.setattr(fabric.worker, "launch", lambda: "launch")
+    monkeypatch.setattr(fabric.event_sender, "send_late", lambda launch, kind, facts: told.append(facts))
+    fabric.adapt(library)
+    made = library.Fabric(accelerator="cpu", devices=1)
+    model, optimizer = made.setup(net := nn.Linear(1, 1), torch.optim.SGD(net.parameters(), 0.1))
+    for _ in range(2):
+        made.backward(model(torch.ones(1)).sum())
+        optimizer.step()
+    assert len(told) == 1 and "Fabric is not carried" in told[0]["loop"]
+    assert capsys.readouterr().err.count("Fabric is not carried") == 1
 
 
 class Holder:
