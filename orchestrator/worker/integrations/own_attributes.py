@@ -9,13 +9,15 @@ whole, and named: half of its state would be worse than none. Texts are never pu
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import inspect
+import itertools
 import opcode
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -25,6 +27,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset
 
+from kgorch.worker.audit.script_objects import frames_of_script
 from kgorch.worker.audit.untracked_state import content_of, storage_of
 from kgorch.worker.data import batches
 from kgorch.worker.script_code import is_of_script, is_own_class
@@ -40,6 +43,8 @@ TABLES = (dict, collections.OrderedDict, collections.defaultdict, collections.Co
 LISTS = (list, tuple, deque)
 
 WHAT = "attributes that may hold more than numbers and tensors, and begin anew in each session"
+
+NOT_THERE: Any = object()
 
 _STORE = opcode.opmap["STORE_ATTR"]
 
@@ -93,26 +98,15 @@ class OwnAttributes:
         states, left, storages = [], list[str](), self._storages()
         room = MOST_BYTES + 2 * sum(tensor.nbytes for tensor in self._tensors())
         for item in self._objects:
-            values, modules, others = dict[str, Any](), dict[str, dict[str, torch.Tensor]](), list[str]()
-            for name, value in self._attributes(item.thing).items():
-                begun = item.begun.get(name, inspect.Parameter.empty)
-                if isinstance(value, nn.Module) and id(value) not in self._known:
-                    if not _is_held(value, storages) and begun != content_of(_weights(value)):
-                        modules[name] = _by_name(value)
-                elif _is_value(value):
-                    is_new = not _is_held(value, storages) and not self._is_instant(value) and begun != _mark(value)
-                    if is_new:
-                        values[name] = _saved(value)
-                elif not self._is_no_state(value, begun, storages, is_callback=item.is_callback):
-                    others.append(name)
+            try:
+                values, modules, others = self._changed(item, storages)
+            except Exception as error:  # of a value's own code: no look may cost a run
+                values, modules, others = {}, {}, [type(error).__name__]
             room -= sum(leaf.nbytes for leaf in pytree.tree_leaves([values, modules]) if isinstance(leaf, torch.Tensor))
-            is_large = room < 0
-            if is_large or (
-                others and (values or modules or not item.is_callback or _hold_tensors(item.thing, others))
-            ):
+            if others or room < 0:
                 left.append(f"{item.label} ({', '.join(sorted(others or [*values, *modules])[:3])})")
-                if is_large or item.is_callback:
-                    values, modules = {}, {}
+            if room < 0 or (others and item.is_callback):
+                values, modules = {}, {}
             states.append([item.label, values, modules])
         left += self._misfits
         if left != self._left:
@@ -120,47 +114,59 @@ class OwnAttributes:
             self._note(f"{WHAT}: {', '.join(left)}" if left else "")
         return states
 
+    def _changed(self, item: _Object, storages: set[int]) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+        """The values and the tensors of modules that have changed, and names of what may have and cannot be saved."""
+        values, modules, others = dict[str, Any](), dict[str, dict[str, torch.Tensor]](), list[str]()
+        for name, value in self._attributes(item.thing).items():
+            begun = item.begun.get(name, NOT_THERE)
+            if isinstance(value, nn.Module) and id(value) not in self._known:
+                if not _is_held(value, storages) and begun != content_of(_weights(value)):
+                    modules[name] = _by_name(value)
+            elif _is_value(value):
+                if not _is_held(value, storages) and not self._is_instant(value) and begun != _mark(value):
+                    values[name] = _saved(value)
+            elif not self._is_no_state(value, begun, storages, is_callback=item.is_callback):
+                others.append(name)
+        is_counted = values or modules or _hold_tensors(item.thing, others) or not item.is_callback
+        return values, modules, others if is_counted else []
+
     def state_dict(self) -> dict[str, Any]:
         """Of an object that is tracked by itself."""
         return {"objects": self.state()}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        self.put_back(saved["objects"])
+        self.put_back(saved.get("objects"))
 
-    def put_back(self, saved: Sequence[Sequence[Any]]) -> None:
+    def put_back(self, saved: Any) -> None:
         """Set what `state` has returned: numbers and tensors alone, whoever has written them."""
-        left = list(saved)
+        left = [entry for entry in saved if _is_entry(entry)] if isinstance(saved, list) else []
         for item in self._objects:
             entry = next((entry for entry in left if entry[0] == item.label), None)
             if entry is None:
                 continue
             left.remove(entry)
-            own = getattr(item.thing, "__dict__", {})
-            for name, value in entry[1].items():
-                if name in self._names and _is_value(value) and _is_value(own.get(name)):
-                    own[name] = self._renewed(own.get(name), value)
-                    item.begun.pop(
-                        name, None
-                    )  # it is saved from now on, also where the session happened to begin with it
-            for name, tensors in entry[2].items() if len(entry) > 2 else ():
-                if name in self._names and isinstance(module := own.get(name), nn.Module):
-                    self._load(item.label, name, module, tensors, item.begun)
+            values, modules = entry[1], entry[2] if len(entry) > 2 else {}
+            for name in self._names & (values.keys() | modules.keys()):
+                try:
+                    self._put_back(item.thing, name, values.get(name, NOT_THERE), modules.get(name))
+                    item.begun.pop(name, None)  # saved from now on, also where the session happened to begin with it
+                except Exception:  # of a module that is another one, or of a value's own code
+                    self._misfits.append(f"{item.label} ({name}: of another kind or size than it was)")
 
-    def _load(
-        self, label: str, name: str, module: nn.Module, tensors: dict[str, torch.Tensor], begun: dict[str, Any]
-    ) -> None:
-        try:
-            module.load_state_dict(tensors)
-            begun.pop(name, None)
-        except (RuntimeError, TypeError, AttributeError):
-            self._misfits.append(f"{label} ({name}: another module than it was)")
+    def _put_back(self, thing: Any, name: str, value: Any, tensors: dict[str, torch.Tensor] | None) -> None:
+        own = getattr(thing, "__dict__", {})
+        if isinstance(module := own.get(name), nn.Module):
+            if tensors is not None:
+                module.load_state_dict(tensors)
+        elif value is not NOT_THERE and _is_value(value) and _is_value(own.get(name)):
+            own[name] = self._renewed(own.get(name), value)
 
     def _renewed(self, now: Any, value: Any) -> Any:
         """The value to set; what can be changed in place is, because others may hold it, too."""
         if isinstance(now, torch.Tensor) and isinstance(value, torch.Tensor):
             if now.shape == value.shape and now.dtype == value.dtype and not now.requires_grad:
                 return now.copy_(value)
-            return value.to(now.device)
+            return value.to(now.device).requires_grad_(now.requires_grad)
         if isinstance(now, np.ndarray) and isinstance(value, np.ndarray) and now.shape == value.shape:
             now[...] = value
             return now
@@ -196,9 +202,10 @@ class OwnAttributes:
                     if not isinstance(value, type) and id(value) not in self._known
                     and (is_own_class(type(value)) or isinstance(value, nn.Module))
                 )  # fmt: skip
-        self._known |= {
-            key for key, root in found.items() if not isinstance(root.thing, nn.Module)
-        }  # which have weights
+        looked_at = (
+            root.thing for root in found.values() if not isinstance(root.thing, nn.Module)
+        )  # which have weights
+        self._known |= {id(thing) for thing in looked_at}
         return list(found.values())
 
     def _attributes(self, thing: Any) -> dict[str, Any]:
@@ -210,14 +217,15 @@ class OwnAttributes:
         """Marks of the values, and what cannot change in place. Anything else would be kept alive."""
         begun = dict[str, Any]()
         for name, value in self._attributes(thing).items():
-            if isinstance(value, nn.Module):
-                begun[name] = content_of(_weights(value))
-            elif _is_value(value):
-                begun[name] = _mark(value)
-            elif _is_fixed(value):
-                begun[name] = value
-            elif tensors := _tensors_in(value):
-                begun[name] = content_of(tensors)
+            with contextlib.suppress(Exception):  # of a value's own code: it counts as changed
+                if isinstance(value, nn.Module):
+                    begun[name] = content_of(_weights(value))
+                elif _is_value(value):
+                    begun[name] = _mark(value)
+                elif _is_fixed(value):
+                    begun[name] = value
+                elif tensors := _tensors_in(value):
+                    begun[name] = content_of(tensors)
         return begun
 
     def _tensors(self) -> Iterator[torch.Tensor]:
@@ -262,11 +270,15 @@ def data_roots(name: str, data: Any) -> Iterator[Root]:
 
 def _names_that_are_set() -> set[str]:
     """Attributes that functions and methods of the script set, on any object."""
-    found, waiting, seen = set[str](), list[CodeType](), set[CodeType]()
+    found, waiting, seen = set[str](), [frame.f_code for frame in frames_of_script()], set[CodeType]()
     for name, module in list(sys.modules.items()):
-        if isinstance(module, ModuleType) and _is_of_script(name, module):
-            for value in list(vars(module).values()):
-                waiting += _codes(value, name)
+        if issubclass(type(module), ModuleType):
+            variables = object.__getattribute__(
+                module, "__dict__"
+            )  # of one that is loaded later, any other look loads it
+            file = variables.get("__file__")
+            if name == "__main__" or (isinstance(file, str) and is_of_script(file, name)):
+                waiting += itertools.chain.from_iterable(_codes(value, name) for value in list(variables.values()))
     while waiting:
         code = waiting.pop()
         if code in seen:
@@ -282,13 +294,8 @@ def _names_that_are_set() -> set[str]:
     return found
 
 
-def _is_of_script(name: str, module: ModuleType) -> bool:
-    file = getattr(module, "__file__", None)
-    return (isinstance(file, str) and is_of_script(file, name)) or name == "__main__"
-
-
 def _codes(value: Any, module: str) -> Iterator[CodeType]:
-    if getattr(value, "__module__", None) != module:
+    if not issubclass(type(value), FunctionType | type) or value.__module__ != module:
         return
     for item in list(vars(value).values()) if isinstance(value, type) else [value]:
         function = getattr(item, "__func__", getattr(item, "fget", item))  # of a class method, and of a property
@@ -303,6 +310,12 @@ def _by_name(module: nn.Module) -> dict[str, torch.Tensor]:
 
 def _weights(module: nn.Module) -> list[torch.Tensor]:
     return list(_by_name(module).values())
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether it has the form of one of `state`. An earlier version has written no modules."""
+    is_list = isinstance(entry, list | tuple) and 2 <= len(entry) <= 3
+    return is_list and isinstance(entry[0], str) and all(isinstance(part, dict) for part in entry[1:])
 
 
 def _tensors_in(value: Any) -> list[torch.Tensor]:

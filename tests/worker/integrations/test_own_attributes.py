@@ -281,7 +281,30 @@ def test_a_stranger_sets_nothing_but_numbers_and_tensors_that_the_script_sets_it
     saves.put_back([["thing", {"number": 3}]])  # as an earlier version has written it
     assert (thing.text, thing.items, thing.number, callable(thing.train)) == ("a", [1], 3, True)
     saves.state()
-    assert "another module than it was" in told[-1]
+    assert "thing (module: of another kind or size than it was)" in told[-1]
+    for saved in (
+        None,
+        {},
+        [None],
+        [["thing"]],
+        [["thing", 5]],
+        [[5, {}]],
+        [["thing", {5: 5, "number": {"a": [[[[[[5]]]]]]}}]],
+    ):
+        saves.put_back(saved)
+    assert thing.number == 3
+
+
+def test_an_object_whose_code_fails_is_named_and_costs_no_run():
+    class Fails(nn.Linear):
+        def state_dict(self, *args, **kwargs):
+            raise RuntimeError("not now")
+
+    told, thing = [], Holder()
+    thing.table = Fails(1, 1)
+    saves = looked_at(thing, told)
+    thing.number, thing.inner = 5, Fails(1, 1)
+    assert saves.state()[0] == ["thing", {}, {}] and "thing (RuntimeError)" in told[0]
 
 
 def test_a_tensor_of_a_graph_and_one_that_the_checkpoint_holds_are_none_of_an_object():

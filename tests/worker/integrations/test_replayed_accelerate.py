@@ -338,7 +338,7 @@ def test_a_batch_size_that_is_found_by_running_out_of_memory_is_that_of_the_trai
     larger = accelerated(lambda accelerator: script(accelerator, fits=6), saved=cut.value.saved)
     assert larger[0] == 12 and goes_on(larger[1], whole, cut_at)
     assert "training" not in accelerated.session.exactness
-    assert accelerated.session._state.tracked.things.keys() == {"model0", "optimizer0"}
+    assert accelerated.session._state.tracked.things.keys() == {"model0", "optimizer0", "attributes"}
 
 
 def test_a_second_training_after_a_step_is_told_in_the_log(accelerated, capsys):
