@@ -67,6 +67,22 @@ def test_weights_that_are_pruned_in_the_course_of_a_training_go_on():
     assert_exact(script, [5, 7, 13])
 
 
+def test_tensors_that_are_named_as_those_of_a_pruned_weight_are_left_as_they_are():
+    """As of a lottery ticket, which keeps the weights that it began with."""
+
+    def script(session):
+        net = nn.Linear(1, 4)
+        net.register_buffer("weight_orig", net.weight.detach().clone())
+        net.register_buffer("weight_mask", torch.ones_like(net.weight))
+        optimizer = torch.optim.AdamW(net.parameters(), 0.1)
+        session.track(net=net, optimizer=optimizer)
+        for batch in session.steps(DataLoader(numbers(12), 2, shuffle=True), 2):
+            train(session, net, optimizer, batch)
+        return sorted(net.state_dict()), weights_of(net)
+
+    assert_exact(script, [5])
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_training_set_that_is_read_besides_its_steps_is_read_from_its_beginning(workers):
     """After a resume it began where the epoch had gone on, and gave nothing where that was its end."""

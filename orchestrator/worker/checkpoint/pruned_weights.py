@@ -18,9 +18,9 @@ def prune_as(module: nn.Module, names: Set[str]) -> None:
     """
     for name in names:
         whole = name.removesuffix("_orig")
-        if whole == name or f"{whole}_mask" not in names:
+        if whole == name or f"{whole}_mask" not in names or whole in names:
             continue
         path, _, weight = whole.rpartition(".")
         owner = next((part for at, part in module.named_modules() if at == path), None)
-        if owner is not None and owner._parameters.get(weight) is not None:
+        if owner is not None and owner._parameters.get(weight) is not None and not hasattr(owner, f"{weight}_orig"):
             prune.identity(owner, weight)  # type: ignore[no-untyped-call]

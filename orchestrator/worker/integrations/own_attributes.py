@@ -2,45 +2,41 @@
 Trainer, the model's modules and data sets.
 
 Only attributes count that code of the script sets. They are compared with what they were when the training had begun, so that a
-session's own stay the session's. A callback that holds something else, too, which may be state, as a file, is left alone as a
-whole, and named: half of its state would be worse than none. Texts are never put back: one may be a path.
+session's own stay the session's. An object that also holds something that has changed and cannot be saved, as a file or what it has
+read of one, is left alone as a whole, and named: half of its state would be worse than none. Of a callback any such object counts,
+changed or not. Texts are never put back: one may be a path.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import copy
-import inspect
 import itertools
 import opcode
 import sys
 import time
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset
 
 from kgorch.worker.audit.script_objects import frames_of_script
 from kgorch.worker.audit.untracked_state import content_of, storage_of
-from kgorch.worker.data import batches
+from kgorch.worker.integrations import attribute_values as values_of
 from kgorch.worker.script_code import is_of_script, is_own_class
 from kgorch.worker.wrappers import unwrapped
 
-DEPTH, MOST_ITEMS, MOST_OBJECTS = 4, 10_000, 200
-"""Of lists in lists, of one list, and of objects that are looked at in each save. What is deeper or longer is no plain value."""
+MOST_OBJECTS = 2_000
+"""That are looked at in each save, those of the model last."""
 
 MOST_BYTES = 256 << 20
 """Of all tensors together, besides twice those of the trained model."""
 
-TABLES = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
-LISTS = (list, tuple, deque)
+MOST_NAMED = 5
+"""Objects that are named, because `exactness` is part of every status."""
 
 WHAT = "attributes that may hold more than numbers and tensors, and begin anew in each session"
 
@@ -54,7 +50,7 @@ class Root(NamedTuple):
 
     Attributes:
         label: by which its state is found again.
-        is_callback: it is left alone as a whole if it holds anything that may be state and cannot be saved.
+        is_callback: whatever else it holds may be state.
     """
 
     label: str
@@ -63,10 +59,18 @@ class Root(NamedTuple):
 
 
 class _Object(NamedTuple):
+    """An object that is looked at.
+
+    Attributes:
+        begun: marks of its attributes when the training began.
+        kinds: types of those that a checkpoint does not hold in their kind.
+    """
+
     label: str
     thing: Any
     is_callback: bool
     begun: dict[str, Any]
+    kinds: dict[str, type]
 
 
 class OwnAttributes:
@@ -85,12 +89,10 @@ class OwnAttributes:
         self, roots: Iterable[Root], known: Iterable[Any], held: Iterable[Any], device: torch.device | str,
         note: Callable[[str], None], without: Iterable[str] = (),
     ) -> None:  # fmt: skip
-        self._known, self._device, self._note, self._left = {id(item) for item in known}, device, note, list[str]()
-        self._misfits: list[str] = []
+        self._known, self._device, self._note = {id(item) for item in known}, torch.device(device), note
+        self._left, self._misfits = list[str](), list[str]()
         self._names, self._held = _names_that_are_set() - {*without}, list(held)
-        self._objects = [
-            _Object(root.label, root.thing, root.is_callback, self._begun(root.thing)) for root in self._found(roots)
-        ]
+        self._objects = [self._begun(root) for root in self._found(roots)]
         self._clocks = [(clock, clock()) for clock in (time.time, time.monotonic)]
 
     def state(self) -> list[list[Any]]:
@@ -100,34 +102,54 @@ class OwnAttributes:
         for item in self._objects:
             try:
                 values, modules, others = self._changed(item, storages)
+                room -= sum(tensor.nbytes for tensor in values_of.tensors_in([values, modules]))
             except Exception as error:  # of a value's own code: no look may cost a run
                 values, modules, others = {}, {}, [type(error).__name__]
-            room -= sum(leaf.nbytes for leaf in pytree.tree_leaves([values, modules]) if isinstance(leaf, torch.Tensor))
             if others or room < 0:
                 left.append(f"{item.label} ({', '.join(sorted(others or [*values, *modules])[:3])})")
-            if room < 0 or (others and item.is_callback):
                 values, modules = {}, {}
             states.append([item.label, values, modules])
         left += self._misfits
         if left != self._left:
             self._left = left
-            self._note(f"{WHAT}: {', '.join(left)}" if left else "")
+            more = f" and {len(left) - MOST_NAMED} more" if len(left) > MOST_NAMED else ""
+            self._note(f"{WHAT}: {', '.join(left[:MOST_NAMED])}{more}" if left else "")
         return states
 
     def _changed(self, item: _Object, storages: set[int]) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
         """The values and the tensors of modules that have changed, and names of what may have and cannot be saved."""
         values, modules, others = dict[str, Any](), dict[str, dict[str, torch.Tensor]](), list[str]()
         for name, value in self._attributes(item.thing).items():
-            begun = item.begun.get(name, NOT_THERE)
-            if isinstance(value, nn.Module) and id(value) not in self._known:
-                if not _is_held(value, storages) and begun != content_of(_weights(value)):
-                    modules[name] = _by_name(value)
-            elif _is_value(value):
-                if not _is_held(value, storages) and not self._is_instant(value) and begun != _mark(value):
-                    values[name] = _saved(value)
-            elif not self._is_no_state(value, begun, storages, is_callback=item.is_callback):
+            begun, held = item.begun.get(name, NOT_THERE), values_of.held(value, storages)
+            if id(value) in self._known or (held and all(held)):
+                continue
+            if isinstance(value, nn.Module):
+                tensors = values_of.by_name(value)
+                if not held:
+                    others += [name] if item.is_callback else []  # it may have a state of another kind, as a metric
+                elif begun != content_of(values_of.tensors_in(value)):
+                    own = {key: one for key, one in tensors.items() if storage_of(one) not in storages}
+                    # temporary buffers are in no state_dict
+                    if len(own) < len(held) - sum(held):
+                        others.append(name)
+                    else:
+                        modules[name] = own
+            elif values_of.is_value(value):
+                if self._is_instant(value) or begun == values_of.mark(value):
+                    continue
+                if any(held) or (values_of.is_special(value) and item.kinds.get(name) is not type(value)):
+                    others.append(name)
+                else:
+                    values[name] = values_of.saved(value)
+            elif not self._is_no_state(value, begun, is_callback=item.is_callback):
                 others.append(name)
-        is_counted = values or modules or _hold_tensors(item.thing, others) or not item.is_callback
+        own_dict = getattr(item.thing, "__dict__", {})
+        is_counted = (
+            values
+            or modules
+            or not item.is_callback
+            or any(values_of.tensors_in(own_dict.get(name)) for name in others)
+        )
         return values, modules, others if is_counted else []
 
     def state_dict(self) -> dict[str, Any]:
@@ -140,61 +162,72 @@ class OwnAttributes:
     def put_back(self, saved: Any) -> None:
         """Set what `state` has returned: numbers and tensors alone, whoever has written them."""
         left = [entry for entry in saved if _is_entry(entry)] if isinstance(saved, list) else []
+        pairs = list[tuple[_Object, Any]]()
         for item in self._objects:
             entry = next((entry for entry in left if entry[0] == item.label), None)
-            if entry is None:
-                continue
-            left.remove(entry)
+            if entry is not None:
+                left.remove(entry)
+                pairs.append((item, entry))
+        in_place = self._in_place(pairs)
+        for item, entry in pairs:
             values, modules = entry[1], entry[2] if len(entry) > 2 else {}
             for name in self._names & (values.keys() | modules.keys()):
                 try:
-                    self._put_back(item.thing, name, values.get(name, NOT_THERE), modules.get(name))
-                    item.begun.pop(name, None)  # saved from now on, also where the session happened to begin with it
+                    if _may_be_set(item.thing, name):
+                        self._put_back(item.thing, name, values.get(name, NOT_THERE), modules.get(name), in_place)
+                        item.begun.pop(
+                            name, None
+                        )  # saved from now on, also where the session happened to begin with it
                 except Exception:  # of a module that is another one, or of a value's own code
                     self._misfits.append(f"{item.label} ({name}: of another kind or size than it was)")
 
-    def _put_back(self, thing: Any, name: str, value: Any, tensors: dict[str, torch.Tensor] | None) -> None:
-        own = getattr(thing, "__dict__", {})
-        if isinstance(module := own.get(name), nn.Module):
-            if tensors is not None:
-                module.load_state_dict(tensors)
-        elif value is not NOT_THERE and _is_value(value) and _is_value(own.get(name)):
-            own[name] = self._renewed(own.get(name), value)
+    def _in_place(self, pairs: list[tuple[_Object, Any]]) -> set[int]:
+        """Ids of the values that may be changed in place: all attributes that hold one get the same, and it is no weight."""
+        named, wanted, storages = Counter[int](), defaultdict[int, list[Any]](list), self._storages()
+        for item in self._objects:
+            named.update(id(value) for value in self._attributes(item.thing).values())
+        for item, entry in pairs:
+            own = self._attributes(item.thing)
+            for name in entry[1].keys() & own.keys():
+                wanted[id(own[name])].append(values_of.mark(entry[1][name]))
+        held = {id(value) for item, _ in pairs for value in self._attributes(item.thing).values()
+                if any(values_of.held(value, storages))}  # fmt: skip
+        return {
+            key for key, marks in wanted.items() if len(marks) == named[key] and all(one == marks[0] for one in marks)
+        } - held
 
-    def _renewed(self, now: Any, value: Any) -> Any:
-        """The value to set; what can be changed in place is, because others may hold it, too."""
-        if isinstance(now, torch.Tensor) and isinstance(value, torch.Tensor):
-            if now.shape == value.shape and now.dtype == value.dtype and not now.requires_grad:
-                return now.copy_(value)
-            return value.to(now.device).requires_grad_(now.requires_grad)
-        if isinstance(now, np.ndarray) and isinstance(value, np.ndarray) and now.shape == value.shape:
-            now[...] = value
-            return now
-        value = batches.moved(value, torch.device(self._device))
-        if type(now) in (list, deque) and type(value) in LISTS:
-            items = list(value)  # it may be the very list
-            now.clear()
-            now.extend(items)
-            return now
-        if type(now) in TABLES and type(value) in TABLES:
-            table = dict(value)
-            now.clear()
-            now.update(table)
-            return now
-        return value
+    def _put_back(
+        self, thing: Any, name: str, value: Any, tensors: dict[str, torch.Tensor] | None, in_place: set[int]
+    ) -> None:
+        own = getattr(thing, "__dict__", {})
+        now = own.get(name)
+        if isinstance(now, nn.Module):
+            if tensors is not None:
+                missing = set(values_of.by_name(now)) - tensors.keys()
+                held = {key for key, one in values_of.by_name(now).items() if storage_of(one) in self._storages()}
+                if missing - held:
+                    raise KeyError(name)
+                now.load_state_dict(tensors, strict=not missing)
+        elif value is not NOT_THERE and values_of.is_value(value) and (values_of.is_value(now) or name not in own):
+            own[name] = values_of.renewed(now, value, self._device, in_place=id(now) in in_place)
 
     def _found(self, roots: Iterable[Root]) -> list[Root]:
-        found, waiting = dict[int, Root](), deque(roots)
-        while waiting and len(found) < MOST_OBJECTS:
+        found = dict[int, Root]()
+        waiting = deque(sorted(roots, key=lambda root: isinstance(unwrapped(root.thing), nn.Module)))
+        while waiting:
             root = waiting.popleft()
             thing = unwrapped(root.thing)
-            if isinstance(thing, nn.Module):
-                parts = [(f"{root.label}.{path}".rstrip("."), part) for path, part in thing.named_modules()]
-            else:
-                parts = [(root.label, thing)]
-            for label, part in parts:
-                if id(part) in found or not (is_own_class(type(part)) or root.label == "trainer"):
+            is_module = isinstance(thing, nn.Module)
+            parts = thing.named_modules() if is_module else [("", thing)]
+            for path, part in parts:
+                label = f"{root.label}.{path}" if path else root.label
+                is_own = is_own_class(type(part)) or root.label == "trainer"
+                if id(part) in found or not is_own or (is_module and not self._attributes(part)):
                     continue
+                if len(found) == MOST_OBJECTS:
+                    self._misfits.append(f"{label} (more than {MOST_OBJECTS} objects)")
+                    waiting.clear()
+                    break
                 found[id(part)] = Root(label, part, root.is_callback)
                 waiting.extend(
                     Root(f"{label}.{name}", value, root.is_callback)
@@ -213,25 +246,25 @@ class OwnAttributes:
         found: dict[str, Any] = getattr(thing, "__dict__", {})
         return {name: value for name, value in list(found.items()) if name in self._names}
 
-    def _begun(self, thing: Any) -> dict[str, Any]:
-        """Marks of the values, and what cannot change in place. Anything else would be kept alive."""
-        begun = dict[str, Any]()
-        for name, value in self._attributes(thing).items():
+    def _begun(self, root: Root) -> _Object:
+        """With marks of the values: the values themselves would be kept alive."""
+        begun, kinds = dict[str, Any](), dict[str, type]()
+        for name, value in self._attributes(root.thing).items():
             with contextlib.suppress(Exception):  # of a value's own code: it counts as changed
                 if isinstance(value, nn.Module):
-                    begun[name] = content_of(_weights(value))
-                elif _is_value(value):
-                    begun[name] = _mark(value)
-                elif _is_fixed(value):
-                    begun[name] = value
-                elif tensors := _tensors_in(value):
-                    begun[name] = content_of(tensors)
-        return begun
+                    begun[name] = content_of(values_of.tensors_in(value))
+                elif values_of.is_value(value):
+                    begun[name] = values_of.mark(value)
+                else:
+                    begun[name] = value if values_of.is_fixed(value) else values_of.mark_of_other(value)
+                if values_of.is_special(value):
+                    kinds[name] = type(value)
+        return _Object(root.label, root.thing, root.is_callback, begun, kinds)
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         for thing in self._held:
             if isinstance(thing, nn.Module):
-                yield from _weights(thing)
+                yield from (tensor for tensor in thing.state_dict().values() if isinstance(tensor, torch.Tensor))
             else:
                 yield from (weight for group in thing.param_groups for weight in group["params"])
 
@@ -242,15 +275,24 @@ class OwnAttributes:
         """Whether a clock has shown it since the training began: the session's."""
         return type(value) is float and any(began_s <= value <= clock() for clock, began_s in self._clocks)
 
-    def _is_no_state(self, value: Any, begun: Any, storages: set[int], *, is_callback: bool) -> bool:
-        """Whether what cannot be saved has not changed with the training, or is the Trainer's. Of a callback any object counts."""
-        if id(value) in self._known or (isinstance(value, torch.Tensor) and value.grad_fn is not None):
-            return True
-        if _is_fixed(value):
+    @staticmethod
+    def _is_no_state(value: Any, begun: Any, *, is_callback: bool) -> bool:
+        """Whether what cannot be saved has not changed with the training. Of a callback any object counts."""
+        if values_of.is_fixed(value):
             return bool(value == begun)
-        tensors = _tensors_in(value)
-        is_same = not tensors or _is_held(value, storages) or begun == content_of(tensors)
-        return is_same and not is_callback  # a Trainer, model or data set holds much that is no state
+        tensors = values_of.tensors_in(value)
+        if tensors and values_of.are_of_graph(tensors):
+            return True
+        return not is_callback and bool(begun == values_of.mark_of_other(value))
+
+
+def _may_be_set(thing: Any, name: str) -> bool:
+    """Whether an attribute of this name is a variable, and no method, property, weight or module."""
+    of_class = getattr(type(thing), name, None)
+    tables = ("_parameters", "_buffers", "_modules") if isinstance(thing, nn.Module) else ()
+    return not (
+        callable(of_class) or isinstance(of_class, property) or any(name in vars(thing)[table] for table in tables)
+    )
 
 
 def data_roots(name: str, data: Any) -> Iterator[Root]:
@@ -298,87 +340,14 @@ def _codes(value: Any, module: str) -> Iterator[CodeType]:
     if not issubclass(type(value), FunctionType | type) or value.__module__ != module:
         return
     for item in list(vars(value).values()) if isinstance(value, type) else [value]:
-        function = getattr(item, "__func__", getattr(item, "fget", item))  # of a class method, and of a property
-        while isinstance(function, FunctionType):
-            yield function.__code__
-            function = function.__dict__.get("__wrapped__")  # what torch.no_grad and the like have wrapped
-
-
-def _by_name(module: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: tensor for name, tensor in module.state_dict().items() if isinstance(tensor, torch.Tensor)}
-
-
-def _weights(module: nn.Module) -> list[torch.Tensor]:
-    return list(_by_name(module).values())
+        functions = [item.fget, item.fset] if isinstance(item, property) else [getattr(item, "__func__", item)]
+        for function in functions:
+            while isinstance(function, FunctionType):
+                yield function.__code__
+                function = function.__dict__.get("__wrapped__")  # what torch.no_grad and the like have wrapped
 
 
 def _is_entry(entry: Any) -> bool:
     """Whether it has the form of one of `state`. An earlier version has written no modules."""
     is_list = isinstance(entry, list | tuple) and 2 <= len(entry) <= 3
     return is_list and isinstance(entry[0], str) and all(isinstance(part, dict) for part in entry[1:])
-
-
-def _tensors_in(value: Any) -> list[torch.Tensor]:
-    """Its tensors, and those of modules in it."""
-    leaves = value if isinstance(value, nn.Module) else pytree.tree_leaves(value)
-    found = list[torch.Tensor]()
-    for leaf in [leaves] if isinstance(leaves, nn.Module) else leaves:
-        if isinstance(leaf, nn.Module):
-            found += _weights(leaf)
-        elif isinstance(leaf, torch.Tensor):
-            found.append(leaf)
-    return found
-
-
-def _is_held(value: Any, storages: set[int]) -> bool:
-    """Whether a checkpoint holds tensors of the value, under another name."""
-    return any(storage_of(tensor) in storages for tensor in _tensors_in(value))
-
-
-def _hold_tensors(thing: Any, names: Iterable[str]) -> bool:
-    own = getattr(thing, "__dict__", {})
-    return any(_tensors_in(own.get(name)) for name in names)
-
-
-def _saved(value: Any) -> Any:
-    """In the types that a checkpoint has."""
-    if type(value) in TABLES:
-        return {key: _saved(item) for key, item in value.items()}
-    if type(value) in LISTS:
-        return type(value)(map(_saved, value)) if type(value) is tuple else [_saved(item) for item in value]
-    return value
-
-
-def _is_fixed(value: Any) -> bool:
-    """Whether it is a text, a function, a class or a module of Python."""
-    return (
-        isinstance(value, str | bytes) or inspect.isroutine(value) or inspect.isclass(value) or inspect.ismodule(value)
-    )
-
-
-def _mark(value: Any) -> Any:
-    """What tells one value from another: copies of its numbers, and samples of its tensors."""
-    if isinstance(value, torch.Tensor):
-        return content_of([value])
-    if isinstance(value, np.ndarray | np.generic):
-        return value.dtype, value.shape, value.ravel()[:: 1 + value.size // MOST_ITEMS].tobytes()
-    if type(value) in TABLES:
-        return {key: _mark(item) for key, item in value.items()}
-    if type(value) in LISTS:
-        return [_mark(item) for item in value]
-    return copy.copy(value)
-
-
-def _is_value(value: Any, depth: int = DEPTH) -> bool:
-    """Whether it is None, a number, a tensor or array, or lists, tuples and dicts of these."""
-    if value is None or type(value) in (bool, int, float):
-        return True
-    if isinstance(value, torch.Tensor):
-        return type(value) is torch.Tensor and value.grad_fn is None and not value.is_meta
-    if isinstance(value, np.ndarray | np.generic):
-        return value.dtype.kind in "biufc"
-    if depth == 0 or type(value) not in (*LISTS, *TABLES) or len(value) > MOST_ITEMS:
-        return False
-    if type(value) in TABLES:
-        return all(type(key) in (str, int) and _is_value(item, depth - 1) for key, item in value.items())
-    return all(_is_value(item, depth - 1) for item in value)

@@ -1,0 +1,150 @@
+"""Which values of attributes a checkpoint can hold, what tells one from another, and how one is put back (own_attributes.py)."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import inspect
+import itertools
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from kgorch.worker.audit.untracked_state import content_of, storage_of
+from kgorch.worker.data import batches
+from kgorch.worker.tagged_json import DTYPES
+
+DEPTH, MOST_ITEMS, MOST_ARRAY_BYTES = 4, 10_000, 1 << 20
+"""Of lists in lists; of all items of a value; of a NumPy array, which is kept as text. What is more is no plain value."""
+
+SPECIAL_TABLES = (collections.OrderedDict, collections.defaultdict, collections.Counter)
+TABLES = (dict, *SPECIAL_TABLES)
+LISTS = (list, tuple, deque)
+
+
+def is_value(value: Any) -> bool:
+    """Whether it is None, a number, a tensor or array, or lists, tuples and dicts of these. A deque and the dicts of `collections`
+    are, too, but not within others: a checkpoint does not hold their kind."""
+    return _is_value(value, DEPTH, [MOST_ITEMS])
+
+
+def _is_value(value: Any, depth: int, left: list[int]) -> bool:
+    left[0] -= 1
+    kind = type(value)
+    if left[0] < 0 or value is None or kind in (bool, float):
+        return left[0] >= 0
+    if kind is int:
+        return bool(abs(value) < 1 << 63)
+    if kind in (torch.Tensor, nn.Parameter):
+        is_dense = value.layout is torch.strided and value.dtype in DTYPES and not value.is_meta and not value.is_nested
+        return bool(is_dense and value.grad_fn is None)
+    if isinstance(value, np.ndarray | np.generic):
+        return bool(value.dtype.kind in "biufc" and value.nbytes <= MOST_ARRAY_BYTES)
+    kinds = (*LISTS, *TABLES) if depth == DEPTH else (list, tuple, dict)
+    if depth == 0 or kind not in kinds or len(value) > MOST_ITEMS:
+        return False
+    if kind in TABLES and not all(type(key) in (str, int) for key in value):
+        return False
+    return all(_is_value(item, depth - 1, left) for item in (value.values() if kind in TABLES else value))
+
+
+def is_special(value: Any) -> bool:
+    """Whether a checkpoint does not hold its kind, so that it comes back only into one that is there."""
+    return type(value) in (deque, *SPECIAL_TABLES)
+
+
+def is_fixed(value: Any) -> bool:
+    """Whether it is a text, a function, a class or a module of Python."""
+    kinds = (inspect.isroutine, inspect.isclass, inspect.ismodule)
+    return isinstance(value, str | bytes) or any(is_kind(value) for is_kind in kinds)
+
+
+def mark(value: Any) -> Any:
+    """What tells a value from another: copies of its numbers, and samples of its tensors."""
+    if isinstance(value, torch.Tensor):
+        return content_of([value])
+    if isinstance(value, np.ndarray | np.generic):
+        return value.dtype, value.shape, value.tobytes()
+    if type(value) in TABLES:
+        return {key: mark(item) for key, item in value.items()}
+    if type(value) in LISTS:
+        return [mark(item) for item in value]
+    return copy.copy(value)
+
+
+def mark_of_other(value: Any) -> Any:
+    """What tells an object that is no value from another: a new one, a longer list, other tensors."""
+    return id(value), len(value) if isinstance(value, list | dict | set | deque) else 0, content_of(tensors_in(value))
+
+
+def saved(value: Any) -> Any:
+    """In the types that a checkpoint has."""
+    if type(value) in TABLES:
+        return {key: saved(item) for key, item in value.items()}
+    if type(value) is tuple:
+        return tuple(map(saved, value))
+    return [saved(item) for item in value] if type(value) in LISTS else value
+
+
+def renewed(now: Any, value: Any, device: torch.device, *, in_place: bool) -> Any:
+    """The value to set.
+
+    Args:
+        now: what is there.
+        device: for tensors where no tensor is there.
+        in_place: what can be changed in place is, because others may hold it, too.
+    """
+    if isinstance(now, torch.Tensor) and isinstance(value, torch.Tensor):
+        if in_place and now.shape == value.shape and now.dtype == value.dtype:
+            with torch.no_grad():
+                return now.copy_(value)
+        return value.to(now.device, copy=True).requires_grad_(now.requires_grad)
+    if isinstance(now, np.ndarray) and isinstance(value, np.ndarray) and now.shape == value.shape and in_place:
+        now[...] = value
+        return now
+    value = batches.moved(value, device)
+    if type(now) in (list, deque) and type(value) in LISTS:
+        target: Any = now if in_place else copy.copy(now)
+        items = list(value)  # it may be the very list
+        target.clear()
+        target.extend(items)
+        return target
+    if type(now) in TABLES and type(value) in TABLES:
+        target, table = now if in_place else copy.copy(now), dict(value)
+        target.clear()
+        target.update(table)
+        return target
+    return value
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Its tensors, and those of modules in it, of the first MOST_ITEMS items."""
+    found, waiting, left = list[torch.Tensor](), [value], MOST_ITEMS
+    while waiting and left > 0:
+        item, left = waiting.pop(), left - 1
+        if isinstance(item, nn.Module):
+            found += [*item.parameters(), *item.buffers()]
+        elif isinstance(item, torch.Tensor):
+            found.append(item)
+        elif isinstance(item, dict | list | tuple | set | deque):
+            waiting += itertools.islice(item.values() if isinstance(item, dict) else item, left)
+    return found
+
+
+def are_of_graph(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether all are results of a forward, which the next one makes anew."""
+    return all(tensor.grad_fn is not None for tensor in tensors)
+
+
+def by_name(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The tensors of its state_dict."""
+    return {name: tensor for name, tensor in module.state_dict().items() if isinstance(tensor, torch.Tensor)}
+
+
+def held(value: Any, storages: set[int]) -> list[bool]:
+    """Of each tensor in the value, whether a checkpoint holds it under another name."""
+    return [storage_of(tensor) in storages for tensor in tensors_in(value)]
