@@ -305,6 +305,9 @@ class Supervisor:
         """All that ran for the session ends; what is newer than the disk is written first, as far as the wall allows."""
         live = self._live
         self._attempts.end()
+        if (why := core.why_after(live.state, live.saved_step)) != live.state.why:
+            live.state = replace(live.state, why=why)
+            self._journal.write(lambda: sessions.update_session(live.engine, live.row.id, why=why))
         if live.state.phase is not Phase.FINISHED:  # by an early stop, perhaps: steps that are left will never be done
             self._journal.write(lambda: self._forecasts.record(live.row, is_live=False))
         self._finish_mirror_and_trackers()

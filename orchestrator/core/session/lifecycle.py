@@ -227,7 +227,7 @@ def advance(session: LifecycleState, event: Event, now: Instant) -> Transition:
     facts = _facts(event)
     if row.to is P.CUT_OFF and (lost := session.step - session.saved_step) > 0:
         facts |= {"lost_steps": lost, "lost_s": round(lost * session.step_s, 3), "saved_step": session.saved_step}
-        after = replace(after, why=f"{after.why}; {lost} steps since step {session.saved_step} are lost")
+        after = replace(after, why=f"{after.why}; {_lost(session.step, session.saved_step)}")
     record = TransitionRecord(
         event.kind,
         facts,
@@ -237,6 +237,24 @@ def advance(session: LifecycleState, event: Event, now: Instant) -> Transition:
         resume=NextSession(after.reason, after.why) if row.queues else None,
     )
     return Transition(event, after, record, row.effects)
+
+
+def why_after(session: LifecycleState, saved_step: int) -> str:
+    """Why a session ended, when all that ran for it is over: a save that came after its end takes back what was told as lost.
+
+    Args:
+        session: as it ended.
+        saved_step: the newest step that is on disk.
+    """
+    told = _lost(session.step, session.saved_step)
+    if session.phase is not P.CUT_OFF or saved_step <= session.saved_step or not session.why.endswith(told):
+        return session.why
+    now = _lost(session.step, saved_step) if saved_step < session.step else "nothing is lost: it was done after all"
+    return session.why.removesuffix(told) + now
+
+
+def _lost(step: int, saved_step: int) -> str:
+    return f"{step - saved_step} steps since step {saved_step} are lost"
 
 
 def ended_alone(

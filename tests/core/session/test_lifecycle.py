@@ -518,6 +518,11 @@ def test_a_session_that_is_cut_off_says_how_many_steps_are_lost(training):
     cut = core.advance(stopping, GraceExpired(), 99.5)
     assert cut.session.why.endswith("; 20 steps since step 100 are lost")
     assert cut.record.facts == {"lost_steps": 20, "lost_s": 10.0, "saved_step": 100}
+    said = [core.why_after(cut.session, step).rpartition("; ")[2] for step in (100, 110, 120)]
+    assert said == [
+        "20 steps since step 100 are lost", "10 steps since step 110 are lost", "nothing is lost: it was done after all",
+    ]  # fmt: skip
+    assert core.why_after(stopping, 120) == stopping.why, "it has not ended"
 
 
 @pytest.mark.parametrize(
