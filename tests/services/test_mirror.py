@@ -268,7 +268,7 @@ class Refuses(fsspec.AbstractFileSystem):
         super().__init__(**options)
         self.said = f"key {key} of {client} refused"
 
-    def cat_file(self, path, *args, **options):
+    def open(self, path, *args, **options):
         raise PermissionError(self.said)
 
 
@@ -393,7 +393,7 @@ class Hangs(fsspec.AbstractFileSystem):
 
     protocol = "hangs"
 
-    def cat_file(self, path, *args, **options):
+    def open(self, path, *args, **options):
         threading.Event().wait()
 
 

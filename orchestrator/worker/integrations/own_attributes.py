@@ -42,6 +42,9 @@ WHAT = "attributes that may hold more than numbers and tensors, and begin anew i
 
 NOT_THERE: Any = object()
 
+OF_MODULES = frozenset(vars(nn.Module()))
+"""Attributes that PyTorch gives each module, whatever else has one of their names: its tables, `training`."""
+
 _STORE = opcode.opmap["STORE_ATTR"]
 
 
@@ -244,7 +247,8 @@ class OwnAttributes:
     def _attributes(self, thing: Any) -> dict[str, Any]:
         """Those that code of the script sets. Empty for an object that has none of its own, as with `__slots__`."""
         found: dict[str, Any] = getattr(thing, "__dict__", {})
-        return {name: value for name, value in list(found.items()) if name in self._names}
+        names = self._names - OF_MODULES if isinstance(thing, nn.Module) else self._names
+        return {name: value for name, value in list(found.items()) if name in names}
 
     def _begun(self, root: Root) -> _Object:
         """With marks of the values: the values themselves would be kept alive."""
@@ -289,10 +293,9 @@ class OwnAttributes:
 def _may_be_set(thing: Any, name: str) -> bool:
     """Whether an attribute of this name is a variable, and no method, property, weight or module."""
     of_class = getattr(type(thing), name, None)
-    tables = ("_parameters", "_buffers", "_modules") if isinstance(thing, nn.Module) else ()
-    return not (
-        callable(of_class) or isinstance(of_class, property) or any(name in vars(thing)[table] for table in tables)
-    )
+    if isinstance(thing, nn.Module) and name in (*OF_MODULES, *thing._parameters, *thing._buffers, *thing._modules):
+        return False
+    return not callable(of_class) and not isinstance(of_class, property)
 
 
 def data_roots(name: str, data: Any) -> Iterator[Root]:

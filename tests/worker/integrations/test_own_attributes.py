@@ -210,6 +210,9 @@ class Holder:
     def say(self):
         self.text = "b"
 
+    def clear(self):
+        self._modules, self._buffers, self.training = {}, {}, False  # names that a module has, too
+
     def change_modules(self):
         self.modules[0].weight.data.fill_(3)
 
@@ -397,12 +400,13 @@ def test_a_stranger_sets_nothing_but_numbers_and_tensors_that_the_script_sets_it
         [["thing", {}, {"module": {"weight": torch.ones(3, 3)}, "number": {}}], ["another", {"number": 1}, {}]]
     )
     module = Annealed()
-    looked_at(module, told).put_back(
-        [["thing", {"net": 3, "weight": 4, "forward": 5, "training": 0, "temperature": 0.5}, {}]]
-    )
-    assert (
-        isinstance(module.net, nn.Linear) and callable(module.forward) and module.training and module.temperature == 0.5
-    )
+    values = {"net": 3, "forward": 5, "training": 0, "_modules": {}, "temperature": 0.5}
+    looked_at(module, told).put_back([["thing", values, {}]])
+    assert isinstance(module.net, nn.Linear) and callable(module.forward)
+    assert module.training and module.temperature == 0.5
+    values = {"weight": 4, "_modules": {"a": 1}, "_buffers": {"b": 1}}
+    looked_at(module.net, told, label="trainer").put_back([["trainer", values, {}]])
+    assert not module.net._modules and not module.net._buffers and isinstance(module.net.weight, nn.Parameter)
     saves.put_back([["thing", {"number": 3}]])  # as an earlier version has written it
     assert (thing.text, thing.items, thing.number, callable(thing.train)) == ("a", [1], 3, True)
     saves.state()
