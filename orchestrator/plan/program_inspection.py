@@ -23,7 +23,7 @@ SENTENCE_TRAINERS = {"SentenceTransformerTrainer", "CrossEncoderTrainer", "Spars
 _DISTRIBUTED = {"init_process_group", "DistributedDataParallel", "DistributedSampler"}
 _RESUME = re.compile(
     r"(auto_?)?resume(_(from|path|ckpt|checkpoint|file|training|model)\w*)?"
-    r"|restore(_(from|path|ckpt|checkpoint|file|model)\w*)?|ckpt_path|continue(_train\w*)?"
+    r"|(restore|restart)(_(from|path|ckpt|checkpoint|file|model)\w*)?|ckpt_path|continue(_train\w*)?"
 )
 """Of the name of an option by which a program continues, and not of one that merely has to do with it."""
 

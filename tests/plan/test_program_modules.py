@@ -232,6 +232,7 @@ def test_a_loop_around_accelerate_that_takes_batches_by_next_is_not_said_to_be_c
         ),
         ('parser.add_argument("--init_from", choices=["scratch", "resume"])', ["--init_from", "resume"]),
         ('parser.add_argument("--resume", nargs="?", const=True, default=False)', ["--resume", "{checkpoint}"]),
+        ('parser.add_argument("-r", "--restart", default="")', ["--restart", "{checkpoint}"]),
     ],
 )
 def test_the_words_by_which_it_continues_are_those_of_its_options(option, again):
