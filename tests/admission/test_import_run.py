@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from deep_folders import make_deep
 from sources import LADDER, PLAN, TRUSTED, Place, checkpoint, session_of, state
 
 from kgorch.admission import folder_scan, import_files, resolve_run, session_start
@@ -836,13 +837,7 @@ def test_an_output_is_not_written_through_a_link_that_a_training_has_made(here, 
 
 
 def test_folders_of_outputs_may_be_nested_without_end(here, source):
-    at = os.open(state(source) / "outputs", os.O_RDONLY)
-    for _ in range(1200):
-        os.mkdir("a", dir_fd=at)
-        below = os.open("a", os.O_RDONLY, dir_fd=at)
-        os.close(at)
-        at = below
-    os.close(at)
+    make_deep(state(source) / "outputs")
     here.start()
     assert (here.home / "runs/ink/1/outputs/submission.csv").exists()
     files.remove_tree(source)  # pytest cannot

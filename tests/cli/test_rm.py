@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from answered import code_of, make_state
+from deep_folders import make_deep
 
 from kgorch.admission import removal
 from kgorch.db import charges, queue, runs, sessions
@@ -234,13 +235,7 @@ def test_what_a_killed_removal_left_is_deleted_at_any_depth_and_through_no_link(
     home = place / "home"
     deep = home / "runs" / "demo" / ".9.removing"
     deep.mkdir(parents=True)
-    at = os.open(deep, os.O_RDONLY)
-    for _ in range(1200):
-        os.mkdir("a", dir_fd=at)
-        below = os.open("a", os.O_RDONLY, dir_fd=at)
-        os.close(at)
-        at = below
-    os.close(at)
+    make_deep(deep)
     (home / "runs" / "demo" / ".x.removing").symlink_to(tmp_path / "precious" / ".x.removing")
     (home / "runs" / "linked").symlink_to(tmp_path / "precious")
     assert [removal._delete(path) for path in removal._leftovers(home)] == [True]

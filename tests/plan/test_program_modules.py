@@ -313,7 +313,8 @@ def test_a_broken_format_is_an_unknown_place(text):
         f"{text!r} % (epoch, {{}})",
         f"{text!r}.format(*x, **y)",
     ):
-        inspect(f"for epoch in x:\n    torch.save(x, 'out/' + {line})\n", [])
+        found = inspect(f"for epoch in x:\n    torch.save(x, 'out/' + {line})\n", [])
+        assert found.checkpoint.startswith("out/"), "what is known of it stays"
 
 
 def test_a_function_that_hands_on_what_it_is_given_saves(tmp_path):

@@ -23,7 +23,8 @@ class LightningParts:
 
     Args:
         without_folder: callbacks whose `dirpath` the script has left to Lightning.
-        note: is given what cannot be saved, in words: `hooks`, what they add; `attributes`, of the script's objects.
+        note: is given what cannot be saved, in words: `hooks`, what they add; `attributes`, of the script's objects;
+            `optimizers`, that were made anew.
     """
 
     calls_hooks = True

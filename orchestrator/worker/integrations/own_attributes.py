@@ -92,7 +92,8 @@ class OwnAttributes:
         self, roots: Iterable[Root], known: Iterable[Any], held: Iterable[Any], device: torch.device | str,
         note: Callable[[str], None], without: Iterable[str] = (),
     ) -> None:  # fmt: skip
-        self._known, self._device, self._note = {id(item) for item in known}, torch.device(device), note
+        self._known = {id(item) for item in known if item is not None}
+        self._device, self._note = torch.device(device), note
         self._left, self._misfits = list[str](), list[str]()
         self._names, self._held = _names_that_are_set() - {*without}, list(held)
         self._objects = [self._begun(root) for root in self._found(roots)]
@@ -132,8 +133,7 @@ class OwnAttributes:
                     others += [name] if item.is_callback else []  # it may have a state of another kind, as a metric
                 elif begun != content_of(values_of.tensors_in(value)):
                     own = {key: one for key, one in tensors.items() if storage_of(one) not in storages}
-                    # temporary buffers are in no state_dict
-                    if len(own) < len(held) - sum(held):
+                    if len(own) < len(held) - sum(held):  # temporary buffers are in no state_dict
                         others.append(name)
                     else:
                         modules[name] = own
@@ -178,9 +178,8 @@ class OwnAttributes:
                 try:
                     if _may_be_set(item.thing, name):
                         self._put_back(item.thing, name, values.get(name, NOT_THERE), modules.get(name), in_place)
-                        item.begun.pop(
-                            name, None
-                        )  # saved from now on, also where the session happened to begin with it
+                        # saved from now on, also where the session happened to begin with it
+                        item.begun.pop(name, None)
                 except Exception:  # of a module that is another one, or of a value's own code
                     self._misfits.append(f"{item.label} ({name}: of another kind or size than it was)")
 

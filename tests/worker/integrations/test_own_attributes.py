@@ -246,6 +246,15 @@ def test_each_kind_of_value_comes_back_in_place():
     assert all(vars(other)[name] is value for name, value in held.items()), "others may hold them, too"
 
 
+def test_a_value_that_becomes_none_comes_back_as_none():
+    """A Trainer without data has None among the objects that are no state of another one."""
+    told, trained, other = [], Holder(), Holder()
+    saves = OwnAttributes([Root("thing", trained)], (None,), (), "cpu", told.append)
+    trained.number = None
+    OwnAttributes([Root("thing", other)], (None,), (), "cpu", told.append).put_back(saves.state())
+    assert other.number is None and not told
+
+
 @pytest.mark.parametrize("change", ["say", "change_modules"])
 @pytest.mark.parametrize("is_callback", [False, True])
 def test_what_changes_and_cannot_be_saved_is_named(change, is_callback):
