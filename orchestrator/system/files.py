@@ -1,4 +1,4 @@
-"""Atomic replacement of files, and closing those that a fork has inherited.
+"""Atomic replacement of files, removal of folders of any depth, and closing files that a fork has inherited.
 
 Standard library only, and nothing of this project: ranks use it, too.
 """
