@@ -280,7 +280,10 @@ class OwnAttributes:
 
     @staticmethod
     def _is_no_state(value: Any, begun: Any, *, is_callback: bool) -> bool:
-        """Whether what cannot be saved has not changed with the training. Of a callback any object counts."""
+        """Whether what cannot be saved has not changed with the training. A device is the session's own. Of a callback any other
+        object counts."""
+        if isinstance(value, torch.device):
+            return True
         if values_of.is_fixed(value):
             return bool(value == begun)
         tensors = values_of.tensors_in(value)

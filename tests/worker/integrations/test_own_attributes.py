@@ -279,6 +279,17 @@ def changed_and_put_back(change, before=lambda thing: None):
     return trained, other, told
 
 
+def test_the_device_of_a_batch_is_no_state():
+    """Of each batch another object. The script's name may also be one of the library's own, as Lightning's `_device`."""
+
+    def trains(thing):
+        thing.number, thing.file = 3, torch.device("cpu")
+
+    trained, other, told = changed_and_put_back(trains)
+    assert trained.file == torch.device("cpu") and (other.number, other.file) == (3, None)
+    assert not any(told)
+
+
 def test_a_cache_is_not_put_back_without_what_it_holds():
     """A data set with the number of the open shard, and its lines."""
 
