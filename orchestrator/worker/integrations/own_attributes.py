@@ -181,7 +181,8 @@ class OwnAttributes:
                         # saved from now on, also where the session happened to begin with it
                         item.begun.pop(name, None)
                 except Exception:  # of a module that is another one, or of a value's own code
-                    self._misfits.append(f"{item.label} ({name}: of another kind or size than it was)")
+                    misfit = f"{item.label} ({name}: of another kind or size than it was)"
+                    self._misfits += [misfit] if misfit not in self._misfits else []
 
     def _in_place(self, pairs: list[tuple[_Object, Any]]) -> set[int]:
         """Ids of the values that may be changed in place: all attributes that hold one get the same, and it is no weight."""

@@ -104,6 +104,12 @@ class TrainerParts:
             roots, parts, self._held, trainer.args.device, lambda left: self._note(attributes=left), without=saved
         )
         self._attributes.put_back(self._saved_attributes)
+
+    def begin_epoch(self, *, is_rest: bool) -> None:
+        """When all callbacks have begun the first epoch of a session. Of the rest of an epoch they had begun it before the save,
+        and what they set then has gone on since."""
+        if is_rest and self._attributes and self._saved_attributes:
+            self._attributes.put_back(self._saved_attributes)
         self._saved_attributes = []
 
     def _generated(self) -> Any:
@@ -185,6 +191,7 @@ class TransformersCarrier:
     Attributes:
         folder: what the Trainer resumes from; None where the stage begins.
         open_batches: batches of the running step that were read.
+        is_extended: the training that it continues had ended an epoch, and begins another.
         loader, parts: the followed loader and the Trainer's counters, once it has made its own.
     """
 
@@ -192,6 +199,7 @@ class TransformersCarrier:
         self.trainer, self.session, self.folder = trainer, session, folder
         self.open_batches: int | None = None
         self.loader: TrainerLoader | None = None
+        self.is_extended = False
         self.parts: TrainerParts
         self._script_loader: Any = None
 
@@ -221,7 +229,8 @@ class TransformersCarrier:
         session.track(**things, trainer=self.parts)
         if self.loader is not None:  # the epoch of a checkpoint of the Trainer's own
             self.loader.start_at(int(trainer.state.epoch or 0), 0)
-            if self.loader.is_saved_at_end:  # a training that is extended
+            if self.loader.is_saved_at_end:
+                self.is_extended = True
                 self.loader.begin_anew()
                 if not session.resumed.is_finished:
                     session.restore_random_states()
@@ -252,6 +261,9 @@ def _callbacks(module: ModuleType, carried: TransformersCarrier) -> tuple[Any, A
     class LastCallback(base):  # type: ignore[misc]
         def on_train_begin(self, *_: Any, **__: Any) -> None:
             carried.parts.begin()
+
+        def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+            carried.parts.begin_epoch(is_rest=not carried.is_extended)
 
         def on_epoch_end(self, _: Any, __: Any, control: Any, **___: Any) -> None:
             if carried.session.resumed.is_finished:  # before `_run_epoch`: an epoch without a step

@@ -67,9 +67,13 @@ def test_attributes_around_a_trainer_of_transformers_go_on(transformers, carried
 
     class Grows(transformers.TrainerCallback):
         def __init__(self, data):
-            self.data, self.trainer = data, None
+            self.data, self.trainer, self.epochs, self.in_epoch = data, None, 0, 0
+
+        def on_epoch_begin(self, *_, **__):
+            self.epochs, self.in_epoch = self.epochs + 1, 0
 
         def on_step_end(self, *_, **__):
+            self.in_epoch += 1
             self.trainer.margin = getattr(self.trainer, "margin", 1.0) * 0.9  # an attribute of the library's own object
 
         def on_epoch_end(self, *_, **__):
@@ -87,7 +91,8 @@ def test_attributes_around_a_trainer_of_transformers_go_on(transformers, carried
         trainer.train()
         assert trainer.unchanged.tolist() == [1, 1]
         averages = weights_of(trainer.teacher), trainer.queue.tolist(), list(trainer.sums)
-        return weights_of(model), model.temperature, trainer.beta, trainer.margin, data.scale, averages
+        numbers = trainer.beta, trainer.margin, data.scale, grows.epochs, grows.in_epoch
+        return weights_of(model), model.temperature, numbers, averages
 
     whole, resumed = whole_and_resumed(carried, script, cut_at)
     assert resumed == whole and whole[0] == 18

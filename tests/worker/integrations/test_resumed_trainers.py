@@ -686,10 +686,20 @@ def test_a_callback_of_the_script_goes_on_with_its_numbers_or_is_named(transform
 def test_a_training_of_transformers_that_is_extended_has_the_bits_of_one_that_was_as_long_from_the_beginning(
     transformers, carried, data, accumulate, first, later
 ):
+    class Counts(transformers.TrainerCallback):
+        epochs = in_epoch = 0
+
+        def on_epoch_begin(self, *_, **__):
+            self.epochs, self.in_epoch = self.epochs + 1, 0
+
+        def on_step_end(self, *_, **__):
+            self.in_epoch += 1
+
     def script(**options):
-        model = Line()
+        model, counts = Line(), Counts()
         trainer = transformers_trainer_of(
             transformers, model, lr_scheduler_type="constant", gradient_accumulation_steps=accumulate, logging_steps=5,
+            callbacks=[counts],
             # without a length an epoch is all of `max_steps`: the shorter training would evaluate once more
             eval_strategy="no" if data == "stream" else "epoch", **options,
         )  # fmt: skip
@@ -697,7 +707,14 @@ def test_a_training_of_transformers_that_is_extended_has_the_bits_of_one_that_wa
             trainer.train_dataset = [{"x": item} for item in torch.arange(12.0)[:, None]]
             trainer.get_train_dataloader = lambda: DataLoader(Shuffled(trainer.train_dataset), 2)
         loss = trainer.train().training_loss
-        return model.seen, weights_of(model), pytest.approx(loss), trainer.state.global_step
+        return (
+            model.seen,
+            weights_of(model),
+            pytest.approx(loss),
+            trainer.state.global_step,
+            counts.epochs,
+            counts.in_epoch,
+        )
 
     steps, (seen, *_) = carried(lambda: script(**first))
     saved = carried.session.saved()
