@@ -115,12 +115,27 @@ def refuse(name: str, compatibility: PlanCompatibility, *, accept: bool) -> None
         )
 
 
-def is_another_folder(old: str, new: Path) -> bool:
-    """Whether a plan lies in another folder than the run was begun in, which was not moved: it may be another project's."""
+def why_of_another_folder(run: RunInfo, workdir: Path) -> str:
+    """That a plan lies in another folder than the run was begun in, which was not moved: it may be another project's. Else ""."""
     try:
-        return not Path(old).samefile(new)
+        is_there = not Path(run.workdir).samefile(workdir)
     except OSError:
-        return False
+        return ""
+    return f"it was begun in {run.workdir}, which is still there, and this plan lies in {workdir}" if is_there else ""
+
+
+def refuse_of_another_folder(run: RunInfo, workdir: Path, *, accept: bool) -> None:
+    """Raise PlanError where a finished run of the plan's name is another folder's: "is finished" would be no answer.
+
+    Args:
+        accept: see `refuse`.
+    """
+    if not accept and (why := why_of_another_folder(run, workdir)):
+        raise PlanError(
+            f"the run {run.name!r} is finished, and another folder's",
+            why,
+            next_step="give this plan another name, begin a new run with --fresh, or, if it is this one, --accept-changes",
+        )
 
 
 def facts(compatibility: PlanCompatibility) -> dict[str, Any]:

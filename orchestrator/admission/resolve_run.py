@@ -90,6 +90,7 @@ def resolve(
             source = None
     if newest and not request.fresh:
         if newest.state == RunState.FINISHED and not consent.extend:
+            plan_changes.refuse_of_another_folder(newest, workdir, accept=consent.changes)
             return newest, plan, None
         # The plan is the one that was given; the overrides are those that the run keeps, and the new ones.
         kept = [item for item in newest.overrides if item not in request.overrides]
@@ -179,8 +180,7 @@ def _apply_changed_plan(
     old = load_stored_plan(run)
     to_extend = extension.stages_to_do(run.name, old, plan) if run.state == RunState.FINISHED else []
     compatibility = plan_changes.compare_with_run(engine, run, old, plan, to_extend)
-    if plan_changes.is_another_folder(run.workdir, request.workdir):
-        refusal = f"it was begun in {run.workdir}, which is still there, and this plan lies in {request.workdir}"
+    if refusal := plan_changes.why_of_another_folder(run, request.workdir):
         compatibility = replace(compatibility, refusals=(*compatibility.refusals, refusal))
     plan_changes.refuse(run.name, compatibility, accept=request.consent.changes)
     for difference in compatibility.differences:

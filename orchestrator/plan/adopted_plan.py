@@ -10,18 +10,25 @@ from typing import Any
 from kgorch.core.program_command import module_of
 from kgorch.plan.program_inspection import ProgramFindings
 
+_ANY_PROGRAM = re.compile(r"(pre-?|re)?(train(er|ing)?|run|main|fit|fine-?tun(e|ing)|__main__)", re.IGNORECASE)
+"""Names of programs that many projects have. The run takes the name of the folder as well: a name is that of one training."""
 
-def plan_text(entry: str, words: Sequence[str], found: ProgramFindings, *, is_foreign: bool = True) -> str:
+
+def plan_text(
+    entry: str, words: Sequence[str], found: ProgramFindings, *, folder: str = "", is_foreign: bool = True
+) -> str:
     """The plan of a program, as TOML.
 
     Args:
         entry: relative to the plan's folder, or `-m package.module`.
         words: its command line, which is kept word for word.
+        folder: the name of the plan's.
         is_foreign: the program saves and resumes by itself; else a Trainer of its library is carried.
     """
-    file = entry.rpartition("/")[2].rpartition(".")[0]
-    name = module_of(entry).rpartition(".")[2] or re.sub(r"[^A-Za-z0-9._-]+", "-", file)
-    name = name.strip("-._")[:64] or "run"
+    package, _, name = module_of(entry).rpartition(".")
+    name = name or entry.rpartition("/")[2].rpartition(".")[0]
+    name = f"{package or folder}-{name}" if _ANY_PROGRAM.fullmatch(name) else name
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[-64:].lstrip("-._") or "run"
     lines = [f"name = {_quoted(name)}", "", "[[stage]]", 'name = "train"', f"entry = {_quoted(entry)}"]
     words, first = _without_resume(words, found.again) if is_foreign and found.checkpoint else (words, [])
     if words:
@@ -59,7 +66,8 @@ def plan_text(entry: str, words: Sequence[str], found: ProgramFindings, *, is_fo
         if found.stop
         else "it does not handle it, it seems: what it saves by itself is kept"
     )
-    lines.append(f'stop = {{ signal = "{found.stop or "SIGTERM"}", grace = "60s" }}' + _remark(handled))
+    grace = "60s" if found.stop else "10s"  # before the wall each session keeps as much free until a stop was seen
+    lines.append(f'stop = {{ signal = "{found.stop or "SIGTERM"}", grace = "{grace}" }}' + _remark(handled))
     if found.step:
         why = "   # it prints no step: an epoch is one" if found.step.lower().startswith("epoch") else ""
         lines.append(f"step = {{ log = {_literal(found.step)} }}{why}")

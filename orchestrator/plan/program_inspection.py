@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -26,6 +26,9 @@ _RESUME = re.compile(
     r"|(restore|restart)(_(from|path|ckpt|checkpoint|file|model)\w*)?|ckpt_path|continue(_train\w*)?"
 )
 """Of the name of an option by which a program continues, and not of one that merely has to do with it."""
+
+_BEST = re.compile(r"best|final", re.IGNORECASE)
+"""Of the name of a file that is loaded to use what was trained, and not to train on."""
 
 _OTHERS = re.compile(r"best|last|latest|final", re.IGNORECASE)
 """Of the name of a file beside a checkpoint, which need not be kept with it."""
@@ -81,11 +84,14 @@ def inspect(source: str, words: Sequence[str], own: OwnModules = NONE_OF_ITS_OWN
     found = ProgramFindings(library=_library(modules, tree), flags=_style(source, modules, words))
     found.launcher = _launcher(found.library, modules, tree, source)
     found.stop = _handled(tree)
-    found.step, found.loss = printed_lines.step_and_loss(tree)
+    found.step, found.loss = printed_lines.step_and_loss(tree, program_saves.repeated(tree))
     found.takes_next = _takes_next(tree)
     saves = list(program_saves.saves(tree, names))
-    _find_checkpoint(saves, {old: new for old, new in program_saves.renames(tree, names) if old and new}, found)
+    renamed = {old: new for old, new in program_saves.renames(tree, names) if old and new}
     found.again = _again(tree, names, found)
+    is_handed = any("{checkpoint}" in word for word in found.again)
+    fixed = [] if is_handed else _saves_to_continue_from(saves, renamed, program_saves.loads(tree, names))
+    _find_checkpoint(fixed or saves, renamed, found)
     _by_library(names, found)
     found.latest = next(
         (one for one in program_saves.pointers(tree, names) if not fnmatchcase(one[1], found.checkpoint)), None
@@ -187,7 +193,8 @@ def _handled(tree: ast.Module) -> str:
 
 def _find_checkpoint(saves: Sequence[SaveCall], renamed: dict[str, str], found: ProgramFindings) -> None:
     """What is saved again and again goes first, also where the flags keep it from that, then what is saved once."""
-    named = [save for save in saves if save.path.strip("*/.")]
+    # of a place whose parts are mostly not known the rest is no name
+    named = [save for save in saves if save.path.strip("*/.") and save.path.split("/").count("*") <= 1]
     often = [save for save in named if save.is_repeated or DIFFERS.search(save.path)]
     for group in (often, named):
         for is_off in (False, True):
@@ -208,6 +215,18 @@ def _find_checkpoint(saves: Sequence[SaveCall], renamed: dict[str, str], found: 
                     _note_others(best.path, others, found)
                 return
     found.is_off = False
+
+
+def _saves_to_continue_from(saves: Sequence[SaveCall], renamed: Mapping[str, str], loaded: Set[str]) -> list[SaveCall]:
+    """What is saved again and again under one name, and loaded by it. A program that takes no path continues from that one,
+    whatever it saves besides."""
+    return [
+        save
+        for save in saves
+        if save.is_repeated
+        and (place := renamed.get(save.path, save.path)) in loaded
+        and not _BEST.search(place.rpartition("/")[2])
+    ]
 
 
 def _note_others(path: str, others: Sequence[str], found: ProgramFindings) -> None:
@@ -234,7 +253,9 @@ def _take_renamed(paths: Sequence[str], renamed: dict[str, str], found: ProgramF
 def _take_folder(paths: Sequence[str], found: ProgramFindings) -> bool:
     """A folder a checkpoint. Whether there is such a place."""
     for path in paths:
-        folder = path.rpartition("/")[0]
+        folder = re.sub(
+            r"/[^/]*rank[^/]*$", "", path.rpartition("/")[0]
+        )  # one rank's folder is a part of the checkpoint
         is_numbered = "*" in folder.rpartition("/")[2].replace("**", "*").strip("*") + "*"
         if is_numbered and DIFFERS.search(folder):
             found.checkpoint = folder

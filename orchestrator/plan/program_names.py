@@ -220,6 +220,11 @@ class ProgramNames:
                 return "/".join(self.text(argument, depth - 1) for argument in arguments)
             case ast.Call(args=[argument, *_]) if called_name(node) in _SAME_TEXT:
                 return self.text(argument, depth - 1)
+            case ast.Call():
+                functions = itertools.islice(self.functions_called(node), MOST_CALLS)
+                inner = itertools.chain.from_iterable(map(ast.walk, functions))
+                returned = [item.value for item in inner if isinstance(item, ast.Return) and item.value is not None]
+                return self._first_known(returned[:MOST_CALLS], depth)
         return "*"
 
     def _first_known(self, values: Sequence[ast.expr], depth: int) -> str:

@@ -19,6 +19,7 @@ _SAVES_IN_NAME = re.compile(f"save|^dump$|seriali[sz]e|^{_KERAS}$")
 _PLACES = ("f", "output_dir", "filename", "filepath", "path", "checkpoint_id", "save_directory")
 """Names of the argument that is the path."""
 
+_LOADS_IN_NAME = re.compile(r"load|restore|restart|resume")
 _WRITES = ("w", "wt", "w+")
 """Modes in which a file is written as text."""
 
@@ -46,7 +47,7 @@ class SaveCall:
 
 def saves(tree: ast.Module, names: ProgramNames) -> Iterator[SaveCall]:
     """The calls that save. A function of the program itself is none: what saves in it is, unless it hands on `*args`."""
-    repeated, tests = _repeated(tree), dict(_tests(tree))
+    often, tests = repeated(tree), dict(_tests(tree))
     for node in ast.walk(tree):
         if (
             isinstance(node, ast.Call)
@@ -58,8 +59,15 @@ def saves(tree: ast.Module, names: ProgramNames) -> Iterator[SaveCall]:
                 continue
             is_off = any(not value for test in tests.get(node, ()) if (value := names.known(test)) is not UNKNOWN)
             path = clean_path(text)
-            is_repeated = node in repeated or called_name(node) == _KERAS
+            is_repeated = node in often or called_name(node) == _KERAS
             yield SaveCall(path, not path and text.startswith(("/", "..")), is_off, is_repeated)
+
+
+def loads(tree: ast.Module, names: ProgramNames) -> set[str]:
+    """The places of one name that it loads, as far as they are known. What it hands to a function of its own counts, too."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and _LOADS_IN_NAME.search(called_name(node)))
+    words = (word for call in calls for word in (*call.args, *(item.value for item in call.keywords)))
+    return {place for word in words if (place := clean_path(names.text(word))) and not DIFFERS.search(place)}
 
 
 def _places(call: ast.Call, names: ProgramNames) -> Iterator[str]:
@@ -95,11 +103,12 @@ def _tests(tree: ast.AST) -> Iterator[tuple[ast.Call, list[ast.expr]]]:
             waiting += [(child, tests) for child in ast.iter_child_nodes(node)]
 
 
-def _repeated(tree: ast.Module) -> set[ast.AST]:
-    """What stands in a loop, or in a function of the program that is called in one."""
+def repeated(tree: ast.Module) -> set[ast.AST]:
+    """What stands in the body of a loop, or in a function of the program that is called there."""
     functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     found: set[ast.AST] = set()
-    waiting: list[ast.AST] = [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While)]
+    loops = (node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While))
+    waiting: list[ast.AST] = [part for loop in loops for part in loop.body]
     while waiting:
         for node in ast.walk(waiting.pop()):
             if node not in found and isinstance(node, ast.Call):

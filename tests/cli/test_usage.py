@@ -344,7 +344,7 @@ TRAINS = "import torch\nfor step in range(9):\n    torch.save(state, f'out/step-
 @pytest.mark.parametrize(
     ("file", "module", "name"),
     [
-        ("pkg/train.py", "pkg.train", "train"),
+        ("pkg/train.py", "pkg.train", "pkg-train"),
         ("pkg/__main__.py", "pkg", "pkg"),
         ("single.py", "single", "single"),
     ],

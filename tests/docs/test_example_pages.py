@@ -49,8 +49,10 @@ def test_the_script_of_the_tutorial_ends_with_the_same_weights_plain_alone_and_c
 
 def test_what_adopt_writes_for_the_unmodified_program_is_the_plan_of_the_page(kgorch):
     (kgorch.folder / "train.py").write_text(block("python", "unmodified"))
-    kgorch("adopt", "train.py", "--", "--steps", "8000")
-    assert (kgorch.folder / "plan.toml").read_text().strip() == block("toml", "unmodified").strip()
+    kgorch("adopt", "train.py", "--", "--steps", "48000")
+    assert (kgorch.folder / "plan.toml").read_text().strip() == block("toml", "unmodified").strip().replace(
+        "my-project", kgorch.folder.name
+    )
 
 
 @pytest.mark.slow

@@ -408,3 +408,116 @@ def test_what_names_the_newest_checkpoint_is_offered_in_the_plan(line, latest):
     if latest:
         section = parse(text.replace("# latest", "latest"), "plan.toml").stage[0].foreign.latest
         assert getattr(section, latest[0]) == latest[1]
+
+
+FIXED = """
+for epoch in range(start, args.epochs):
+    train(model)
+    save_on_master(state, os.path.join(args.out, "checkpoint.pth"))
+    if epoch % 5 == 0:
+        save_on_master(state, os.path.join(args.out, f"checkpoint{epoch:04}.pth"))
+    torch.save(state, os.path.join(args.out, "best.pth"))
+model.load_state_dict(torch.load(os.path.join(args.out, "best.pth")))
+"""
+
+
+@pytest.mark.parametrize(
+    ("loads", "checkpoint"),
+    [
+        ("utils.restart_from_checkpoint(os.path.join(args.out, 'checkpoint.pth'), model=model)", "out/checkpoint.pth"),
+        ("path = f'{args.out}/checkpoint.pth'\nif os.path.exists(path):\n    torch.load(path)", "out/checkpoint.pth"),
+        ("parser.add_argument('--resume')\ntorch.load(args.out + '/checkpoint.pth')", "out/checkpoint*.pth"),
+        ("torch.load(sorted(glob(args.out + '/checkpoint*.pth'))[-1])", "out/checkpoint*.pth"),
+        ("", "out/checkpoint*.pth"),
+    ],
+)
+def test_the_file_that_a_program_continues_from_by_itself_is_the_checkpoint(loads, checkpoint):
+    """With the numbered ones beside it, it began anew on another machine, without a word."""
+    found = inspect(f"parser.add_argument('--out', default='out')\n{loads}\n{FIXED}", [])
+    assert found.checkpoint == checkpoint
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "class T:\n def _path(self, tag):\n  return os.path.join('out', f'{tag}.pt')\n"
+        " def fit(self):\n  for n in x:\n   torch.save(s, self._path(f'ckpt-{n}'))",
+        "def place(n):\n    if n is None:\n        return None\n    return Path('out') / f'ckpt-{n}.pt'\n"
+        "for n in x:\n    torch.save(s, place(n))",
+        "def place(n):\n    return place(n)\nfor n in x:\n    torch.save(s, place(n) or f'out/ckpt-{n}.pt')",
+    ],
+)
+def test_a_place_that_a_function_of_the_program_returns_is_followed(source):
+    assert inspect(source, []).checkpoint == "out/ckpt-*.pt"
+
+
+@pytest.mark.parametrize(
+    ("count", "line", "step"),
+    [
+        ("i", "epoch 3 iter 120 loss 0.5", ("3",)),
+        ("i + 1", "epoch 3 iter 120 loss 0.5", ("3",)),
+        ("i * len(batch)", "epoch 3 iter 120 loss 0.5", ("3",)),
+        ("epoch * len(loader) + i", "epoch 3 iter 120 loss 0.5", ("120",)),
+        ("steps", "epoch 3 iter 120 loss 0.5", ("120",)),
+    ],
+)
+@pytest.mark.parametrize(
+    "form",
+    [
+        "f'epoch {{epoch}} iter {{{0}}} loss {{loss}}'",
+        "'epoch %d iter %d loss %f' % (epoch, {0}, loss)",
+        "'epoch {{}} iter {{}} loss {{}}'.format(epoch, {0}, loss)",
+        "'epoch', epoch, 'iter', {0}, 'loss', loss",
+    ],
+)
+def test_what_is_counted_anew_in_each_epoch_is_no_step(form, count, line, step):
+    source = (
+        "def train_one_epoch(loader, epoch):\n    for i, batch in enumerate(loader):\n        steps += 1\n"
+        f"        print({form.format(count)})\nfor epoch in range(9):\n    train_one_epoch(loader, epoch)\n"
+    )
+    found = inspect(source, [])
+    assert re.search(found.step, line).groups() == step and re.search(found.loss, line).groups() == ("0.5",)
+
+
+def test_a_program_that_prints_nothing_else_has_its_steps_within_an_epoch():
+    found = inspect("for e in x:\n    for i, b in enumerate(y):\n        print(f'iter {i} loss {loss}')\n", [])
+    assert re.search(found.step, "iter 12 loss 0.5").groups() == ("12",)
+
+
+def test_the_folders_of_ranks_are_parts_of_one_checkpoint():
+    """As Megatron's."""
+    source = (
+        "def place(step, rank, part=None):\n    if part is None:\n        return f'out/iter_{step:07d}/mp_rank_{rank:02d}/a.pt'\n"
+        "    return f'out/iter_{step:07d}/mp_rank_{rank:02d}_{part:03d}/a.pt'\n"
+        "for step in x:\n    torch.save(state, place(step, rank))\n"
+    )
+    assert inspect(source, []).checkpoint == "out/iter_*"
+
+
+def test_a_place_of_which_little_is_known_is_none():
+    source = "for n in x:\n    torch.save(state, Path('out') / folder() / f'{n}')\n"
+    assert inspect(source, []).checkpoint == ""
+
+
+@pytest.mark.parametrize(
+    ("entry", "name"),
+    [
+        ("train.py", "my-GPT-train"),
+        ("src/main.py", "my-GPT-main"),
+        ("Finetune.py", "my-GPT-Finetune"),
+        ("train_gpt2.py", "train_gpt2"),
+        ("-m nano.gpt.train", "nano.gpt-train"),
+        ("-m nano", "nano"),
+        ("übung.py", "bung"),
+    ],
+)
+def test_a_run_is_not_named_as_that_of_any_other_project(entry, name):
+    """Each train.py became a run "train", and the second one was told that it is finished."""
+    assert parse(plan_text(entry, [], inspect("", []), folder="my GPT"), "plan.toml").name == name
+
+
+@pytest.mark.parametrize(("handler", "grace_s"), [("", 10), ("signal.signal(signal.SIGTERM, save)", 60)])
+def test_a_program_that_does_not_save_when_asked_gets_little_time_for_it(handler, grace_s):
+    source = f"for n in x:\n    torch.save(s, f'out/{{n}}.pt')\n{handler}"
+    stage = parse(plan_text("t.py", [], inspect(source, [])), "plan.toml").stage[0]
+    assert stage.foreign.stop.grace == grace_s

@@ -450,6 +450,12 @@ def test_a_plan_of_the_same_name_in_another_folder_does_not_take_a_run_over(susp
     suspended.folder = other
     suspended("start", str(other / "plan.toml"), "--set", "stage.train.args.sleep=0")
     assert suspended.status()["state"] == "finished"
+    third = shutil.copytree(other, other.with_name("third"))
+    refused = suspended("start", str(third / "plan.toml"), code=2).stderr
+    assert (
+        f"begun in {other}, which is still there" in refused and "is finished" in refused and "another name" in refused
+    )
+    assert "is finished" in suspended("start", str(third / "plan.toml"), "--accept-changes").stdout
 
 
 @pytest.mark.slow  # three attempts, each of which waits for room

@@ -44,6 +44,22 @@ def test_the_time_that_a_stop_takes_is_learned(kgorch):
     assert leads[0] == 61.0 and leads[1] < 60, leads
 
 
+def test_what_was_saved_a_moment_before_the_stop_was_not_saved_by_it(kgorch):
+    """It was told so of a program that the signal ends at once: "a wall loses nothing"."""
+    plan = shell_plan("echo step 1; mkdir -p state; echo 1 > state/state.json; exec sleep 60").write(kgorch)
+    supervisor = kgorch.background("start", str(plan))
+    wait_for_checkpoint(kgorch)
+    [agent] = [process for process in processes_of(kgorch.home) if "kgorch.worker.foreign.agent" in process.cmdline()]
+    written = kgorch.folder / "state.tmp"
+    written.write_text("2\n")
+    written.replace(kgorch.folder / "state" / "state.json")
+    agent.terminate()
+    assert supervisor.wait(timeout=60) == 10
+    [stop] = [event["facts"] for event in kgorch.events("foreign_stopped")]
+    assert (stop["saved"], stop["had_checkpoint"]) == ("no", "yes")
+    assert contents_of(newest(kgorch)) == {"state.json": b"2\n"}, "and it is taken all the same"
+
+
 def test_a_stop_while_a_program_loads_does_not_shorten_the_next_one(kgorch):
     script = "echo step 1; while test -e loads; do sleep 0.1; done; mkdir -p state; echo 1 > state/state.json; sleep 60"
     plan = shell_plan(script, stop={"signal": "SIGTERM", "grace": "6s"}).write(kgorch)

@@ -191,6 +191,8 @@ class Agent:
             if self._probe and self._probe.is_enough(self._watch):
                 self._requests.ask(STOP)
             if self._requests.stop.is_set():
+                if self._watch and not stop.asked_s:
+                    self._watch.see()
                 stop.drive(self._kill_at_s(stop))
             elif program.status is not None:
                 lingering = self._linger(program, lingering)
@@ -265,7 +267,7 @@ class Agent:
 
     def _end_of_stop(self, stop: ProgramStop) -> tuple[RankOutcome, str]:
         took_s = boottime_s() - stop.asked_s
-        has_saved = self._watch is not None and self._watch.seen_s >= stop.asked_s
+        has_saved = self._watch is not None and self._watch.has_saved_since(stop.asked_s)
         facts = {
             "stage": self._launch.stage,
             "took_s": f"{took_s:.3f}",

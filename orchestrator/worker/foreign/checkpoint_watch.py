@@ -74,7 +74,6 @@ class CheckpointWatch:
         step: of the checkpoint that was taken or handed back last; -1 for none.
         newest: its folder among the run's checkpoints; None for none.
         written_ns: when the newest file of what was taken was written (Unix time, nanoseconds); older ones are not taken.
-        seen_s: instant at which what was taken was first seen as it is; 0 for what was handed back.
         copy_s: the longest time that a copy took, seconds.
         skipped_errno: number of the system's error for which `finish` could not copy the newest one; 0 for none.
         taken: what was copied, the last MAX_TAKEN of it.
@@ -103,7 +102,8 @@ class CheckpointWatch:
         self._has_ended = False
         self._next_look_s = 0.0
         self._copying: threading.Thread | None = None
-        self.step, self.seen_s, self.copy_s, self.skipped_errno = -1, 0.0, 0.0, 0
+        self.step, self.copy_s, self.skipped_errno = -1, 0.0, 0
+        self._seen_s = 0.0  # instant at which what was taken was first seen as it is; 0 for what was handed back
         self.newest: Path | None = None
         self.taken: deque[Taken] = deque(maxlen=MAX_TAKEN)
 
@@ -177,7 +177,7 @@ class CheckpointWatch:
                 aside = checkpoint_copy.move_aside(self._root / candidate.path)
                 self._skip(candidate, f"{why}; it is now {aside}")
             elif not self._copy(candidate):
-                self.seen_s = 0.0
+                self._seen_s = 0.0
                 return candidate.path
         return ""
 
@@ -201,6 +201,14 @@ class CheckpointWatch:
         elif complete and self._failures.get(complete.signature, 0) < TRIES:
             self._copying = threading.Thread(target=self._copy, args=(complete,), name="copy", daemon=True)
             self._copying.start()
+
+    def see(self) -> None:
+        """Just before the program is asked to stop: what lies there by now it has saved by itself. Also while a copy is made."""
+        self._watched = foreign_checkpoint.observe(self._watched, scan(self._root, self._pattern), boottime_s())
+
+    def has_saved_since(self, at_s: float) -> bool:
+        """Whether the newest checkpoint was first seen after an instant (boottime): the program's answer to a stop then."""
+        return self._seen_s >= at_s
 
     # After its end
 
@@ -307,8 +315,7 @@ class CheckpointWatch:
     # Parts
 
     def _observe(self) -> None:
-        found: Iterable[ForeignCandidate] = scan(self._root, self._pattern)
-        self._watched = foreign_checkpoint.observe(self._watched, found, boottime_s())
+        self.see()
         position = self._position()
         for item in self._watched.values():
             is_written = boottime_s() - item.since_s >= PROVEN_S  # and not being written
@@ -422,7 +429,7 @@ class CheckpointWatch:
             return error
         took_s = time.monotonic() - began_s
         watched = self._watched.get(candidate.path)
-        self.step, self.newest, self.seen_s = step, folder, watched.since_s if watched else taken_s
+        self.step, self.newest, self._seen_s = step, folder, watched.since_s if watched else taken_s
         self._handed = Handed()
         self._labels.add(folder, saved, own)
         self._number = number

@@ -51,7 +51,7 @@ class ProbeRecord:
             "stop_s": now_s - stop.asked_s if stop.asked_s else None,
             "by": stop.means,
             "killed": stop.was_killed,
-            "saved": bool(watch and stop.asked_s and watch.seen_s >= stop.asked_s),
+            "saved": bool(watch and stop.asked_s and watch.has_saved_since(stop.asked_s)),
         }
         content = {"attached_at_s": self.began_s, "end_s": figures["ran_s"], "foreign": figures}
         Path(self._launch.folder, "probe.json").write_text(json.dumps(content))

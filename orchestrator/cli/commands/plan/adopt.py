@@ -67,7 +67,7 @@ def command(program: Path, words: tuple[str, ...], out: Path, only_print: bool, 
     if not foreign and (choice := why_foreign(found)):
         render.echo(f"note: {choice}", err=True)
     foreign = foreign or not is_carried(found)
-    text = plan_text(entry, list(words), found, is_foreign=foreign)
+    text = plan_text(entry, list(words), found, folder=out.parent.name, is_foreign=foreign)
     parse(text, out.name)  # what is written is a plan
     if not only_print and os.path.lexists(out):
         again = shlex.join(["kgorch", "adopt", *typed, "--print", *(["--", *words] if words else [])])
