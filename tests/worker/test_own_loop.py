@@ -323,4 +323,4 @@ def test_a_place_in_a_loader_that_cannot_be_read_is_refused_and_counts_no_epochs
         loader.resume(place, 1)
     saved = Saved({})
     saved.own = lambda rank: {"loaders": {"loader0": place}}  # type: ignore[method-assign]
-    assert isinstance(ResumedState(saved, 0).epoch_of("loader0"), int)
+    assert all(isinstance(one, int) for one in ResumedState(saved, 0).place_of("loader0"))

@@ -101,12 +101,13 @@ class ResumedState(Mapping[str, Any]):
             next_step="call it before the first step, and keep what it returns",
         )
 
-    def epoch_of(self, loader: str) -> int:
-        """Epochs of the followed loader of that name that are done; 0 where it was not followed."""
+    def place_of(self, loader: str) -> tuple[int, int]:
+        """(epochs that are done, batches of the next one) of the followed loader of that name; zeros where it was not followed."""
         try:
-            return int(self._own["loaders"][loader]["epoch"])
+            place = self._own["loaders"][loader]
+            return int(place["epoch"]), int(place["batches"])
         except (KeyError, TypeError, ValueError):
-            return 0
+            return 0, 0
 
     def __bool__(self) -> bool:
         return self._source is not None

@@ -83,7 +83,7 @@ class LoaderFastForward:
         self._parts = parts_of(loader)
         self._share = self._declared_share  # until the epoch's first batch is there
         self._states = LoaderRandomStates(device, self._parts.generators)
-        self._stream = StreamState(loader, records=gives_back)
+        self._stream = StreamState(loader, world_size, records=gives_back)
         self._watch: ReadWatch | None = None
         self._left_out: UnreadBatches | None = None
         self._is_to_begin = False  # the first batch behind those that are left out was not asked for

@@ -2,7 +2,7 @@
 
 Used where it loses nothing: torchdata's StatefulDataLoader, a loader of the script's own with `state_dict` and `load_state_dict`,
 and a stream with both that a DataLoader without loading processes reads. A stream that shuffles in a buffer is read again instead:
-its state does not hold the buffer.
+its state does not hold the buffer. So is one that Accelerate's first rank reads for all: the others have no state of it.
 """
 
 from __future__ import annotations
@@ -32,31 +32,38 @@ class StreamState:
     """The states of one epoch.
 
     Args:
+        world_size: number of ranks.
         records: a checkpoint may count the newest batches as not used, so the states before them are kept.
 
     Attributes:
         is_known: the loader has such a state, which could be stored whenever it was asked for and was another after each batch.
     """
 
-    def __init__(self, loader: Any, *, records: bool) -> None:
-        self._thing, self._records = _stateful(loader), records
-        self._before: deque[tuple[int, Any]] = deque(maxlen=MOST_BACK)
+    def __init__(self, loader: Any, world_size: int, *, records: bool) -> None:
+        self._thing = _stateful(loader, world_size)
+        self._ahead = loader if _is_of_accelerate(loader) else None  # it reads a batch ahead, from the first one on
+        self._records = records or self._ahead is not None
+        self._states: deque[tuple[int, Any]] = deque(maxlen=MOST_BACK + 1)  # (batches that were read, the state then)
 
     @property
     def is_known(self) -> bool:
         return self._thing is not None
 
     def before_batch(self, given: int) -> None:
-        """A batch is read next; `given`: those before it."""
-        if self._thing is not None and (self._records or not self._before):
-            self._before.append((given, self._encoded()))
+        """A batch is asked for next; `given`: those before it."""
+        if self._thing is not None and (self._records or not self._states):
+            is_ahead = self._ahead is not None and bool(self._states)
+            self._states.append((given + is_ahead, self._encoded()))
 
     def after(self, used: int, given: int) -> Any:
         """The state after `used` of the `given` batches, as JSON; None where it is not known."""
         if self._thing is None or not used:
             return None
-        state = self._encoded() if used == given else dict(self._before).get(used)
-        if any(earlier < used and state == at_that for earlier, at_that in self._before):  # it tells no place
+        if used == given and getattr(self._ahead, "end_of_dataloader", False):
+            return None  # Accelerate's first rank fails where it has nothing to read
+        is_now = used == given and self._ahead is None
+        state = self._encoded() if is_now else dict(self._states).get(used)
+        if any(read < used and state == at_that for read, at_that in self._states):  # it tells no place
             self._thing = state = None
         return state
 
@@ -83,14 +90,20 @@ class StreamState:
         return None
 
 
-def _stateful(loader: Any) -> Any:
+def _stateful(loader: Any, world_size: int) -> Any:
     """The object that knows its place; None where there is none."""
     library, dataset = type(loader).__module__.partition(".")[0], getattr(loader, "dataset", None)
     if _has_state(loader) and (library == "torchdata" or not isinstance(loader, DataLoader)):
-        return loader if library != "accelerate" else None  # whose state counts the batch that it reads ahead
+        return None if _is_of_accelerate(loader) else loader  # whose state counts the batch that it reads ahead
+    if _is_of_accelerate(loader) and world_size > 1 and "Dispatcher" in type(loader).__name__:
+        return None
     if isinstance(loader, DataLoader) and not loader.num_workers and isinstance(dataset, IterableDataset):
         return dataset if _has_state(dataset) and not _has_buffer(dataset) else None
     return None
+
+
+def _is_of_accelerate(loader: Any) -> bool:
+    return type(loader).__module__.partition(".")[0] == "accelerate"
 
 
 def _has_state(thing: Any) -> bool:
@@ -98,12 +111,13 @@ def _has_state(thing: Any) -> bool:
 
 
 def _has_buffer(dataset: Any) -> bool:
-    """Whether a stream of Hugging Face's datasets shuffles in a buffer."""
-    source = getattr(dataset, "_ex_iterable", None)
-    while source is not None:
-        if "Buffer" in type(source).__name__:
-            return True
-        source = getattr(source, "ex_iterable", None)
+    """Whether a stream of Hugging Face's datasets, or one of those that it mixes, shuffles in a buffer."""
+    waiting = [getattr(dataset, "_ex_iterable", None)]
+    while waiting:
+        if (source := waiting.pop()) is not None:
+            if "Buffer" in type(source).__name__:
+                return True
+            waiting += [getattr(source, "ex_iterable", None), *(getattr(source, "ex_iterables", None) or ())]
     return False
 
 

@@ -192,9 +192,13 @@ class CheckpointWatch:
             return
         self._note_log()
         self._observe()
-        self._next_look_s = boottime_s() + max(LOOK_S, (boottime_s() - now_s) / LOOK_SHARE)
+        eligible, took_s = self._eligible(excluded=self._left), boottime_s() - now_s
+        is_fresh = any(
+            boottime_s() - item.since_s < PROVEN_S for item in eligible
+        )  # it may be overwritten before LOOK_S
+        self._next_look_s = boottime_s() + max(1.1 * PROVEN_S if is_fresh else LOOK_S, took_s / LOOK_SHARE)
         complete = foreign_checkpoint.newest_complete(
-            self._eligible(excluded=self._left), self._rule, boottime_s(), wholeness_of=self._wholeness_of
+            eligible, self._rule, boottime_s(), wholeness_of=self._wholeness_of
         )
         if complete and (why := self._anew(complete, self._handed)):
             self._leave(complete, why)

@@ -189,7 +189,7 @@ class AccelerateCarrier:
         self.session.remember(number=self._number)
         loader = StepLoader(item, self, f"loader{number}", number, self._epochs)
         self._recall(loader)
-        if self._prepared.has_forgotten(number) and not self.session.resumed.epoch_of(loader.name):
+        if self._prepared.has_forgotten(number) and not self.session.resumed.place_of(loader.name)[0]:
             loader.is_forgotten = True
         else:
             self._follow(loader)
@@ -199,7 +199,7 @@ class AccelerateCarrier:
         """What a checkpoint of an earlier version holds of the loader."""
         if self._former is None or self._saved_at is None:
             return
-        done = max(0, self.session.resumed.epoch_of(loader.name) - loader.first_epoch)
+        done = max(0, self.session.resumed.place_of(loader.name)[0] - loader.first_epoch)
         if loader.name in self._former:
             self.trained[loader.name] = (2 << done) - 2
         if loader.name == self._saved_at[0]:

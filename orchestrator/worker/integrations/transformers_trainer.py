@@ -350,6 +350,21 @@ def _unless_from(folder: str, original: Callable[..., Any]) -> Callable[..., Any
     return load
 
 
+def _at_its_place(carried: TransformersCarrier, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Begins where the loader is. Of a loader without a length the Trainer takes all of `max_steps` for one epoch."""
+
+    @functools.wraps(original)
+    def init_training_state(*args: Any, **kwargs: Any) -> Any:
+        counted = original(*args, **kwargs)
+        try:
+            len(carried.loader or ())
+        except TypeError:
+            return carried.session.resumed.place_of("train")
+        return counted
+
+    return init_training_state
+
+
 def _unless_finished(original: Callable[..., Any]) -> Callable[..., Any]:
     """No epoch of a training that was stopped before its last one: what follows it in the script is left."""
 
@@ -386,6 +401,8 @@ def _followed(trainer: Any, carried: TransformersCarrier) -> Iterator[None]:
     if carried.folder:
         found = {name: getattr(trainer, name) for name in LOADS if hasattr(trainer, name)}
         methods |= {name: _unless_from(carried.folder, method) for name, method in found.items()}
+        if hasattr(trainer, "_init_training_state"):
+            methods["_init_training_state"] = _at_its_place(carried, trainer._init_training_state)
     own = {name: vars(trainer)[name] for name in methods if name in vars(trainer)}
     vars(trainer).update(methods)
     try:

@@ -168,6 +168,28 @@ def test_folders_that_are_written_more_often_than_they_settle_prove_each_other_w
     assert taken(watch, 80)
 
 
+def test_a_file_that_is_overwritten_every_second_is_taken_in_between(site):
+    """Looks a second apart saw another one each time."""
+    watch = site.watch()
+    watch.begin(site.claims)
+    until_s, ended = time.monotonic() + 20, threading.Event()
+
+    def overwrites():
+        while not ended.wait(0.9) and time.monotonic() < until_s:
+            site.save("checkpoint-40", content=proven(), extra=False)
+
+    program = threading.Thread(target=overwrites)
+    program.start()
+    try:
+        while watch.step < 0 and time.monotonic() < until_s:
+            watch.look()
+            time.sleep(0.05)
+    finally:
+        ended.set()
+        program.join()
+    assert watch.step == 40
+
+
 def test_what_had_been_written_before_a_stop_was_not_saved_by_it_though_it_is_copied_later(site):
     """`kgorch check` said that a wall would lose nothing."""
     watch = site.watch()
