@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import threading
 import time
 import zipfile
 from dataclasses import replace
