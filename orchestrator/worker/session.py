@@ -327,6 +327,12 @@ class Session(StepComputation):
         """`follow` for a loader of a class of its own, which is iterated by itself."""
         self._own_loop.add(loader, name)
 
+    @property
+    def generators_of_loaders(self) -> list[Any]:
+        """The random generators that are saved with the places of the followed loaders."""
+        running = (loader.running for loader in self._state.followed.values())
+        return [item for epoch in running if epoch is not None for item in epoch.generators]
+
     def restore_random_states(self) -> None:
         """Set the random states of the save now, and not at the first boundary: an epoch begins before it."""
         self._loop.restore_random_states()

@@ -253,7 +253,7 @@ class AccelerateCarrier:
             custom[ATTRIBUTES] = OwnAttributes(
                 [Root(f"model{number}", item) for number, item in enumerate(accelerator._models)], (accelerator,),
                 [*accelerator._models, *(_inner(item) for item in accelerator._optimizers)], accelerator.device,
-                lambda left: self.session.note_exactness(attributes=left),
+                lambda left: self.session.note_exactness(attributes=left), of_loaders=lambda: self.session.generators_of_loaders,
             )  # fmt: skip
         self.session.track(**things, **custom, **({"scaler": scaler} if scaler is not None else {}))
         self._restore_numbers()

@@ -7,7 +7,7 @@ import copy
 import inspect
 import itertools
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from kgorch.worker.audit.untracked_state import content_of, storage_of
-from kgorch.worker.data import batches
+from kgorch.worker.data import batches, generator_states
+from kgorch.worker.data.loader_search import generator_types, of_the_process
 from kgorch.worker.tagged_json import DTYPES
 
 DEPTH, MOST_ITEMS, MOST_ARRAY_BYTES = 4, 10_000, 1 << 20
@@ -63,6 +64,11 @@ def is_fixed(value: Any) -> bool:
     return isinstance(value, str | bytes) or any(is_kind(value) for is_kind in kinds)
 
 
+def is_generator(value: Any) -> bool:
+    """Whether it is a random generator, and none of the process's own."""
+    return isinstance(value, generator_types()) and id(value) not in of_the_process()
+
+
 def mark(value: Any) -> Any:
     """What tells a value from another: copies of its numbers, and samples of its tensors."""
     if isinstance(value, torch.Tensor):
@@ -77,8 +83,10 @@ def mark(value: Any) -> Any:
 
 
 def mark_of_other(value: Any) -> Any:
-    """What tells an object that is no value from another: a new one, a longer list, other tensors."""
-    return id(value), len(value) if isinstance(value, list | dict | set | deque) else 0, content_of(tensors_in(value))
+    """What tells an object that is no value from another: a new one, a longer list, other tensors, generators that have drawn."""
+    size = len(value) if isinstance(value, list | dict | set | deque) else 0
+    generators = [generator_states.state_of(item) for item in _items_of(value) if is_generator(item)]
+    return id(value), size, content_of(tensors_in(value)), generators
 
 
 def saved(value: Any) -> Any:
@@ -123,16 +131,24 @@ def renewed(now: Any, value: Any, device: torch.device, *, in_place: bool) -> An
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """Its tensors, and those of modules in it, of the first MOST_ITEMS items."""
-    found, waiting, left = list[torch.Tensor](), [value], MOST_ITEMS
-    while waiting and left > 0:
-        item, left = waiting.pop(), left - 1
+    found = list[torch.Tensor]()
+    for item in _items_of(value):
         if isinstance(item, nn.Module):
             found += [*item.parameters(), *item.buffers()]
         elif isinstance(item, torch.Tensor):
             found.append(item)
-        elif isinstance(item, dict | list | tuple | set | deque):
-            waiting += itertools.islice(item.values() if isinstance(item, dict) else item, left)
     return found
+
+
+def _items_of(value: Any) -> Iterator[Any]:
+    """It, or what is in it and in lists, tuples, sets and dicts there: the first MOST_ITEMS."""
+    waiting, left = [value], MOST_ITEMS
+    while waiting and left > 0:
+        item, left = waiting.pop(), left - 1
+        if isinstance(item, dict | list | tuple | set | deque):
+            waiting += itertools.islice(item.values() if isinstance(item, dict) else item, left)
+        else:
+            yield item
 
 
 def are_of_graph(tensors: Iterable[torch.Tensor]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kgorch.errors import CannotRestore
@@ -11,6 +11,7 @@ from kgorch.worker import tagged_json
 from kgorch.worker.integrations import carrier, lightning_callbacks, lightning_checkpoint
 from kgorch.worker.integrations.own_attributes import OwnAttributes, Root, data_roots
 from kgorch.worker.script_code import is_own_function
+from kgorch.worker.session import Session
 
 REPLACED = (
     "the Trainer has other optimizers than it began with (`trainer.strategy.setup_optimizers()`): no checkpoint holds them, and"
@@ -23,14 +24,14 @@ class LightningParts:
 
     Args:
         without_folder: callbacks whose `dirpath` the script has left to Lightning.
-        note: is given what cannot be saved, in words: `hooks`, what they add; `attributes`, of the script's objects;
+        session: is told what cannot be saved, in words: `hooks`, what they add; `attributes`, of the script's objects;
             `optimizers`, that were made anew.
     """
 
     calls_hooks = True
 
-    def __init__(self, trainer: Any, without_folder: Sequence[Any], note: Callable[..., None]) -> None:
-        self._trainer, self._without_folder, self._note = trainer, without_folder, note
+    def __init__(self, trainer: Any, without_folder: Sequence[Any], session: Session) -> None:
+        self._trainer, self._without_folder, self._session = trainer, without_folder, session
         self._optimizers: list[Any] = []
         self._is_replaced = False
         self._attributes: OwnAttributes | None = None
@@ -61,8 +62,9 @@ class LightningParts:
         ]
         known = (trainer, module, data, *trainer.callbacks, *trainer.loggers, *trainer.optimizers, trainer.strategy)
         self._attributes = OwnAttributes(
-            roots, known, [module, *trainer.optimizers], module.device, lambda left: self._note(attributes=left)
-        )
+            roots, known, [module, *trainer.optimizers], module.device, lambda left: self._session.note_exactness(attributes=left),
+            of_loaders=lambda: self._session.generators_of_loaders,
+        )  # fmt: skip
 
     def put_back(self) -> None:
         """Set the attributes of the checkpoint, once."""
@@ -104,7 +106,7 @@ class LightningParts:
         pairs = itertools.zip_longest(self._trainer.optimizers, self._optimizers)
         if was_replaced or any(one is not other for one, other in pairs):
             self._is_replaced = True
-            self._note(optimizers=REPLACED)
+            self._session.note_exactness(optimizers=REPLACED)
 
     def _added_by_hooks(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
         """What the `on_save_checkpoint` of callbacks and module add or replace, also among the weights."""
@@ -127,7 +129,7 @@ class LightningParts:
         refused = {name for name, value in added.items() if not tagged_json.is_savable(value)}
         if refused:
             what = f"{', '.join(sorted(map(str, refused)))} of {hook}: of a type that a checkpoint cannot hold"
-            self._note(hooks=what)
+            self._session.note_exactness(hooks=what)
         return {name: value for name, value in added.items() if name not in refused}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -191,7 +193,7 @@ class LightningParts:
                 what = (
                     f"the state of {type(callback).__name__} is lost: it names files outside of the Trainer's folders"
                 )
-                self._note(hooks=what)
+                self._session.note_exactness(hooks=what)
         return trusted
 
 

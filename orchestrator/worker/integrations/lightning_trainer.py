@@ -63,7 +63,7 @@ class LightningCarrier:
         self.callback = _callback(root, self)
         self._finetuning = import_module(f"{root}.callbacks").BaseFinetuning
         without_folder = [item for item in trainer.callbacks if getattr(item, "dirpath", "") is None]
-        self._parts = LightningParts(trainer, without_folder, session.note_exactness)
+        self._parts = LightningParts(trainer, without_folder, session)
         self._loaders: list[TrainingLoader] = []
         self._is_running = self._is_set_up = False
         self._is_rest = self._extends = False

@@ -1,5 +1,5 @@
-"""Numbers and tensors in attributes of the script's own objects, which its Trainer's library does not save: of callbacks, the
-Trainer, the model's modules and data sets.
+"""Numbers, tensors and random generators in attributes of the script's objects, which its Trainer's library does not save: of
+callbacks, the Trainer, the model's modules and data sets.
 
 Only attributes count that code of the script sets. They are compared with what they were when the training had begun, so that a
 session's own stay the session's. An object that also holds something that has changed and cannot be saved, as a file or what it has
@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from kgorch.worker.audit.script_objects import frames_of_script
 from kgorch.worker.audit.untracked_state import content_of, storage_of
+from kgorch.worker.data import generator_states
 from kgorch.worker.integrations import attribute_values as values_of
 from kgorch.worker.script_code import is_of_script, is_own_class
 from kgorch.worker.wrappers import unwrapped
@@ -76,6 +77,28 @@ class _Object(NamedTuple):
     kinds: dict[str, type]
 
 
+class _Changed(NamedTuple):
+    """What of an object has changed since the training began, by attribute.
+
+    Attributes:
+        modules: tensors of modules, by name.
+        generators: states of random generators.
+        others: attributes that may have changed, and cannot be saved.
+    """
+
+    values: dict[str, Any]
+    modules: dict[str, dict[str, torch.Tensor]]
+    generators: dict[str, Any]
+    others: list[str]
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.values, *self.modules, *self.generators]
+
+
+NOTHING = _Changed({}, {}, {}, [])
+
+
 class OwnAttributes:
     """The attributes of those objects whose class the script defines, and of a Trainer that its code sets.
 
@@ -86,46 +109,48 @@ class OwnAttributes:
         without: names of attributes that are saved otherwise.
         device: where a tensor is put that this session has not made yet.
         note: is given what is not saved, in words; "" where nothing is left out any more.
+        of_loaders: returns the random generators that are saved with the place of a loader.
     """
 
     def __init__(
         self, roots: Iterable[Root], known: Iterable[Any], held: Iterable[Any], device: torch.device | str,
-        note: Callable[[str], None], without: Iterable[str] = (),
+        note: Callable[[str], None], without: Iterable[str] = (), of_loaders: Callable[[], Iterable[Any]] = tuple,
     ) -> None:  # fmt: skip
         self._known = {id(item) for item in known if item is not None}
-        self._device, self._note = torch.device(device), note
-        self._left, self._misfits = list[str](), list[str]()
+        self._device, self._note, self._of_loaders = torch.device(device), note, of_loaders
+        self._left, self._misfits, self._too_many = list[str](), list[str](), list[str]()
         self._names, self._held = _names_that_are_set() - {*without}, list(held)
         self._objects = [self._begun(root) for root in self._found(roots)]
         self._clocks = [(clock, clock()) for clock in (time.time, time.monotonic)]
 
     def state(self) -> list[list[Any]]:
-        """(label, values that have changed since the training began, tensors of modules that have) of each object."""
+        """(label, values, tensors of modules, states of generators) of each object, as far as they have changed since the training
+        began."""
         states, left, storages = [], list[str](), self._storages()
+        of_loaders = {id(item) for item in self._of_loaders()}
         room = MOST_BYTES + 2 * sum(tensor.nbytes for tensor in self._tensors())
         for item in self._objects:
             try:
-                values, modules, others = self._changed(item, storages)
-                room -= sum(tensor.nbytes for tensor in values_of.tensors_in([values, modules]))
+                changed = self._changed(item, storages, of_loaders)
+                room -= sum(tensor.nbytes for tensor in values_of.tensors_in([changed.values, changed.modules]))
             except Exception as error:  # of a value's own code: no look may cost a run
-                values, modules, others = {}, {}, [type(error).__name__]
-            if others or room < 0:
-                left.append(f"{item.label} ({', '.join(sorted(others or [*values, *modules])[:3])})")
-                values, modules = {}, {}
-            states.append([item.label, values, modules])
-        left += self._misfits
+                changed = NOTHING._replace(others=[type(error).__name__])
+            if changed.others or room < 0:
+                left.append(f"{item.label} ({', '.join(sorted(changed.others or changed.names)[:3])})")
+                changed = NOTHING
+            states.append([item.label, changed.values, changed.modules, changed.generators])
+        left += [*self._too_many, *self._misfits]
         if left != self._left:
             self._left = left
             more = f" and {len(left) - MOST_NAMED} more" if len(left) > MOST_NAMED else ""
             self._note(f"{WHAT}: {', '.join(left[:MOST_NAMED])}{more}" if left else "")
         return states
 
-    def _changed(self, item: _Object, storages: set[int]) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-        """The values and the tensors of modules that have changed, and names of what may have and cannot be saved."""
-        values, modules, others = dict[str, Any](), dict[str, dict[str, torch.Tensor]](), list[str]()
+    def _changed(self, item: _Object, storages: set[int], of_loaders: set[int]) -> _Changed:
+        changed = values, modules, generators, others = _Changed({}, {}, {}, [])
         for name, value in self._attributes(item.thing).items():
             begun, held = item.begun.get(name, NOT_THERE), values_of.held(value, storages)
-            if id(value) in self._known or (held and all(held)):
+            if id(value) in self._known or id(value) in of_loaders or (held and all(held)):
                 continue
             if isinstance(value, nn.Module):
                 tensors = values_of.by_name(value)
@@ -137,6 +162,9 @@ class OwnAttributes:
                         others.append(name)
                     else:
                         modules[name] = own
+            elif values_of.is_generator(value):
+                if begun != (state := generator_states.state_of(value)):
+                    generators[name] = state
             elif values_of.is_value(value):
                 if self._is_instant(value) or begun == values_of.mark(value):
                     continue
@@ -148,12 +176,9 @@ class OwnAttributes:
                 others.append(name)
         own_dict = getattr(item.thing, "__dict__", {})
         is_counted = (
-            values
-            or modules
-            or not item.is_callback
-            or any(values_of.tensors_in(own_dict.get(name)) for name in others)
+            changed.names or not item.is_callback or any(values_of.tensors_in(own_dict.get(name)) for name in others)
         )
-        return values, modules, others if is_counted else []
+        return changed if is_counted else changed._replace(others=[])
 
     def state_dict(self) -> dict[str, Any]:
         """Of an object that is tracked by itself."""
@@ -165,46 +190,47 @@ class OwnAttributes:
     def put_back(self, saved: Any) -> None:
         """Set what `state` has returned: numbers and tensors alone, whoever has written them."""
         left = [entry for entry in saved if _is_entry(entry)] if isinstance(saved, list) else []
-        pairs = list[tuple[_Object, Any]]()
+        pairs = list[tuple[_Object, _Changed]]()
         for item in self._objects:
             entry = next((entry for entry in left if entry[0] == item.label), None)
             if entry is not None:
                 left.remove(entry)
-                pairs.append((item, entry))
-        in_place = self._in_place(pairs)
-        for item, entry in pairs:
-            values, modules = entry[1], entry[2] if len(entry) > 2 else {}
-            for name in self._names & (values.keys() | modules.keys()):
+                values, modules, generators = (*entry[1:], {}, {})[:3]
+                pairs.append((item, _Changed(values, modules, generators, [])))
+        in_place, self._misfits = self._in_place(pairs), []
+        for item, saved in pairs:
+            for name in self._names.intersection(saved.names):
                 try:
                     if _may_be_set(item.thing, name):
-                        self._put_back(item.thing, name, values.get(name, NOT_THERE), modules.get(name), in_place)
+                        self._put_back(item.thing, name, saved, in_place)
                         # saved from now on, also where the session happened to begin with it
                         item.begun.pop(name, None)
                 except Exception:  # of a module that is another one, or of a value's own code
-                    misfit = f"{item.label} ({name}: of another kind or size than it was)"
-                    self._misfits += [misfit] if misfit not in self._misfits else []
+                    self._misfits.append(f"{item.label} ({name}: of another kind or size than it was)")
 
-    def _in_place(self, pairs: list[tuple[_Object, Any]]) -> set[int]:
+    def _in_place(self, pairs: list[tuple[_Object, _Changed]]) -> set[int]:
         """Ids of the values that may be changed in place: all attributes that hold one get the same, and it is no weight."""
         named, wanted, storages = Counter[int](), defaultdict[int, list[Any]](list), self._storages()
         for item in self._objects:
             named.update(id(value) for value in self._attributes(item.thing).values())
-        for item, entry in pairs:
+        for item, saved in pairs:
             own = self._attributes(item.thing)
-            for name in entry[1].keys() & own.keys():
-                wanted[id(own[name])].append(values_of.mark(entry[1][name]))
+            for name in saved.values.keys() & own.keys():
+                wanted[id(own[name])].append(values_of.mark(saved.values[name]))
         held = {id(value) for item, _ in pairs for value in self._attributes(item.thing).values()
                 if any(values_of.held(value, storages))}  # fmt: skip
         return {
             key for key, marks in wanted.items() if len(marks) == named[key] and all(one == marks[0] for one in marks)
         } - held
 
-    def _put_back(
-        self, thing: Any, name: str, value: Any, tensors: dict[str, torch.Tensor] | None, in_place: set[int]
-    ) -> None:
+    def _put_back(self, thing: Any, name: str, saved: _Changed, in_place: set[int]) -> None:
         own = getattr(thing, "__dict__", {})
-        now = own.get(name)
-        if isinstance(now, nn.Module):
+        now, value, tensors = own.get(name), saved.values.get(name, NOT_THERE), saved.modules.get(name)
+        if name in saved.generators:
+            if not values_of.is_generator(now):
+                raise KeyError(name)
+            generator_states.set_state(now, saved.generators[name])
+        elif isinstance(now, nn.Module):
             if tensors is not None:
                 missing = set(values_of.by_name(now)) - tensors.keys()
                 held = {key for key, one in values_of.by_name(now).items() if storage_of(one) in self._storages()}
@@ -228,7 +254,7 @@ class OwnAttributes:
                 if id(part) in found or not is_own or (is_module and not self._attributes(part)):
                     continue
                 if len(found) == MOST_OBJECTS:
-                    self._misfits.append(f"{label} (more than {MOST_OBJECTS} objects)")
+                    self._too_many.append(f"{label} (more than {MOST_OBJECTS} objects)")
                     waiting.clear()
                     break
                 found[id(part)] = Root(label, part, root.is_callback)
@@ -257,6 +283,8 @@ class OwnAttributes:
             with contextlib.suppress(Exception):  # of a value's own code: it counts as changed
                 if isinstance(value, nn.Module):
                     begun[name] = content_of(values_of.tensors_in(value))
+                elif values_of.is_generator(value):
+                    begun[name] = generator_states.state_of(value)
                 elif values_of.is_value(value):
                     begun[name] = values_of.mark(value)
                 else:
@@ -354,6 +382,6 @@ def _codes(value: Any, module: str) -> Iterator[CodeType]:
 
 
 def _is_entry(entry: Any) -> bool:
-    """Whether it has the form of one of `state`. An earlier version has written no modules."""
-    is_list = isinstance(entry, list | tuple) and 2 <= len(entry) <= 3
+    """Whether it has the form of one of `state`. Earlier versions have written no modules, and no generators."""
+    is_list = isinstance(entry, list | tuple) and 2 <= len(entry) <= 4
     return is_list and isinstance(entry[0], str) and all(isinstance(part, dict) for part in entry[1:])

@@ -65,8 +65,8 @@ class TrainerParts:
     GENERATED, OF_GENERATED = "_buffered_inputs", ("_step", "entropy_coef", "_last_world_entropy")
     """Of TRL's trainers: what was generated and is trained on for several steps, and numbers that go with it."""
 
-    def __init__(self, trainer: Any, held: Sequence[Any], note: Callable[..., None]) -> None:
-        self._trainer, self._held, self._note = trainer, held, note
+    def __init__(self, trainer: Any, held: Sequence[Any], session: Session) -> None:
+        self._trainer, self._held, self._session = trainer, held, session
         self._attributes: OwnAttributes | None = None
         self._saved_attributes: list[list[Any]] = []
         self._arguments = {id(item): _arguments_of(item) for item in self._stateful_callbacks()}
@@ -101,8 +101,9 @@ class TrainerParts:
         ]
         saved = (*self.SUMS, *self.OF_GENERATED, self.GENERATED, "_metrics", "_tr_loss")
         self._attributes = OwnAttributes(
-            roots, parts, self._held, trainer.args.device, lambda left: self._note(attributes=left), without=saved
-        )
+            roots, parts, self._held, trainer.args.device, lambda left: self._session.note_exactness(attributes=left),
+            without=saved, of_loaders=lambda: self._session.generators_of_loaders,
+        )  # fmt: skip
         self._attributes.put_back(self._saved_attributes)
 
     def begin_epoch(self, *, is_rest: bool) -> None:
@@ -116,7 +117,9 @@ class TrainerParts:
         generated = getattr(self._trainer, self.GENERATED, None)
         if tagged_json.is_savable(generated):
             return generated
-        self._note(trainer=f"{self.GENERATED} is of a type that a checkpoint cannot hold: a resume generates anew")
+        self._session.note_exactness(
+            trainer=f"{self.GENERATED} is of a type that a checkpoint cannot hold: a resume generates anew"
+        )
         return None
 
     def _collected(self) -> dict[str, dict[str, list[Any]]]:
@@ -225,7 +228,7 @@ class TransformersCarrier:
         if further := carrier.further_weights([optimizer], [trainer.model_wrapped, trainer.model]):
             things["further_weights"] = further
         held = [item for name, item in things.items() if name not in ("scheduler", "scaler")]
-        self.parts = TrainerParts(trainer, [optimizer, trainer.model, *held], session.note_exactness)
+        self.parts = TrainerParts(trainer, [optimizer, trainer.model, *held], session)
         session.track(**things, trainer=self.parts)
         if self.loader is not None:  # the epoch of a checkpoint of the Trainer's own
             self.loader.start_at(int(trainer.state.epoch or 0), 0)

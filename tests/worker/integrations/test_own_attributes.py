@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import copy
+import json
+import random
 
 import numpy as np
 import pytest
@@ -52,7 +54,11 @@ def test_attributes_around_a_trainer_of_transformers_go_on(transformers, carried
             super().__init__(*args, **kwargs)
             self.beta, self.unchanged = 0.0, torch.ones(2)
             self.teacher = copy.deepcopy(self.model).requires_grad_(False)
-            self.queue, self.sums = torch.zeros(3), collections.deque(maxlen=2)
+            self.queue, self.sums, self.chance = (
+                torch.zeros(3),
+                collections.deque(maxlen=2),
+                torch.Generator().manual_seed(1),
+            )
 
         def compute_loss(self, model, inputs, **_):
             out = model(inputs["x"])
@@ -60,7 +66,7 @@ def test_attributes_around_a_trainer_of_transformers_go_on(transformers, carried
                 mean.data.mul_(0.9).add_(weight.detach(), alpha=0.1)  # leaves no trace in the tensor's version
             with torch.no_grad():
                 goal = self.teacher(inputs["x"])
-            self.beta += 0.01
+            self.beta += 0.01 * float(torch.rand((), generator=self.chance))
             self.queue = torch.cat([out.detach().mean()[None], self.queue])[:3]
             self.sums.append(float(out.detach().sum()))
             return ((out - 1) ** 2).mean() + self.beta * ((out - goal) ** 2).mean() + (out * self.queue.sum()).mean()
@@ -105,7 +111,7 @@ def test_attributes_of_a_module_and_its_callbacks_go_on_in_lightning(lightning, 
         """Its shadow is made before the training is restored."""
 
         def __init__(self):
-            self.shadow, self.epochs = None, 0
+            self.shadow, self.epochs, self.rng = None, 0, random.Random(1)
 
         def on_fit_start(self, trainer, module):
             self.shadow = {name: value.detach().clone() for name, value in module.state_dict().items()}
@@ -115,15 +121,15 @@ def test_attributes_of_a_module_and_its_callbacks_go_on_in_lightning(lightning, 
 
         def on_train_batch_end(self, trainer, module, *_):
             for name, value in module.state_dict().items():
-                self.shadow[name].mul_(0.9).add_(value, alpha=0.1)
+                self.shadow[name].mul_(0.9).add_(value, alpha=0.1 * self.rng.random())
 
     class Module(lightning_module(lightning)):
         def __init__(self):
             super().__init__()
-            self.net, self.outputs, self.history = Annealed(), [], []
+            self.net, self.outputs, self.history, self.rng = Annealed(), [], [], np.random.default_rng(1)
 
         def training_step(self, batch, index):
-            loss = ((self.net(batch[0]) - 1) ** 2).mean()
+            loss = ((self.net(batch[0] * self.rng.uniform(0.5, 1)) - 1) ** 2).mean()
             self.outputs.append(loss.detach())
             return loss
 
@@ -204,6 +210,21 @@ class Holder:
         self.counts, self.module, self.inner = collections.Counter(), nn.Linear(1, 1), None
         self.text, self.file, self.modules = "a", None, [nn.Linear(1, 1)]
         self.large = None
+        self.rng, self.legacy, self.python = np.random.default_rng(1), np.random.RandomState(2), random.Random(3)
+        self.torch, self.several = torch.Generator().manual_seed(4), [random.Random(5)]
+
+    def draw(self):
+        numbers = (
+            self.rng.uniform(),
+            self.legacy.normal(),
+            self.python.gauss(0, 1),
+            float(torch.rand((), generator=self.torch)),
+        )
+        self.python.gauss(0, 1)
+        return numbers
+
+    def set_generators(self, rng, legacy, python, torch):
+        self.rng, self.legacy, self.python, self.torch, self.several = rng, legacy, python, torch, None
 
     def train(self):
         self.number, self.items[0], self.table["b"], self.array[1], self.tensor[1] = 5, 2, 3, 1, 1
@@ -238,7 +259,7 @@ def plain(value):
 def test_each_kind_of_value_comes_back_in_place():
     told, trained = [], Holder()
     saves = looked_at(trained, told)
-    assert saves.state() == [["thing", {}, {}]]
+    assert saves.state() == [["thing", {}, {}, {}]]
     trained.train()
     state = saves.state()
     assert set(state[0][1]) == {"number", "items", "table", "queue", "array", "scalar", "tensor", "pair", "counts"}
@@ -249,6 +270,51 @@ def test_each_kind_of_value_comes_back_in_place():
         assert plain(vars(other)[name]) == plain(vars(trained)[name]), name
     assert other.module.weight.item() == 7 and other.queue.maxlen == 2 and not told
     assert all(vars(other)[name] is value for name, value in held.items()), "others may hold them, too"
+
+
+def test_a_random_generator_goes_on_where_it_was():
+    """It began anew in each session, and nobody said so."""
+    told, trained, other = [], Holder(), Holder()
+    saves = looked_at(trained, told)
+    trained.draw(), trained.draw()
+    state = saves.state()
+    assert json.loads(json.dumps(state[0][3])).keys() == {"rng", "legacy", "python", "torch"} and not state[0][1]
+    again = looked_at(other, told)
+    again.put_back(state)
+    assert other.draw() == trained.draw() and not told
+    trained.several[0].random()
+    assert saves.state() == [["thing", {}, {}, {}]] and "thing (several)" in told[-1]
+    other.rng = None
+    again.put_back(state)
+    again.state()
+    assert "rng: of another kind" in told[-1], "it is not there to be set"
+
+
+def test_a_generator_of_a_loader_or_of_the_process_is_saved_with_that():
+    told, thing = [], Holder()
+    thing.set_generators(
+        np.random.mtrand._rand, np.random.mtrand._rand._bit_generator, random._inst, torch.default_generator
+    )
+    saves = looked_at(thing, told)
+    np.random.rand(), random.random(), torch.rand(1)
+    assert saves.state() == [["thing", {}, {}, {}]]
+    thing = Holder()
+    saves = OwnAttributes(
+        [Root("thing", thing)], (), (), "cpu", told.append, of_loaders=lambda: [thing.torch, thing.rng]
+    )
+    thing.draw()
+    assert saves.state()[0][3].keys() == {"legacy", "python"} and not told
+
+
+@pytest.mark.parametrize(
+    "state", [None, 5, "x" * 100, {}, {"state": 1}, [3, [1] * 625, None], [3, [1 << 40] * 625, None]]
+)
+def test_a_state_of_a_generator_from_a_stranger_is_refused_and_leaves_it_as_it_is(state):
+    told, thing, untouched = [], Holder(), Holder()
+    saves = looked_at(thing, told)
+    saves.put_back([["thing", {}, {}, dict.fromkeys(("rng", "legacy", "python", "torch", "number", "train"), state)]])
+    saves.state()
+    assert thing.draw() == untouched.draw() and "rng: of another kind or size" in told[-1] and thing.number == 0
 
 
 def test_a_value_that_becomes_none_comes_back_as_none():
@@ -320,7 +386,7 @@ def test_what_a_checkpoint_cannot_hold_is_named_and_stops_no_save(value):
     told, thing = [], Holder()
     saves = looked_at(thing, told)
     thing.large = value()
-    assert saves.state() == [["thing", {}, {}]] and "thing (large)" in told[0]
+    assert saves.state() == [["thing", {}, {}, {}]] and "thing (large)" in told[0]
 
 
 def test_what_one_object_is_to_two_attributes_stays_so_or_is_two():
@@ -381,7 +447,7 @@ def test_a_model_of_very_many_modules_leaves_room_for_the_callbacks(monkeypatch)
     model = nn.Sequential(*(Annealed() for _ in range(9)))
     saves = OwnAttributes([Root("model", model), Root("thing", thing)], (), [model], "cpu", told.append)
     thing.number = 5
-    assert ["thing", {"number": 5}, {}] in saves.state() and "(more than 5 objects)" in told[0]
+    assert ["thing", {"number": 5}, {}, {}] in saves.state() and "(more than 5 objects)" in told[0]
 
 
 def test_a_metric_of_a_callback_and_temporary_buffers_are_named():
@@ -398,7 +464,7 @@ def test_a_metric_of_a_callback_and_temporary_buffers_are_named():
     saves = looked_at(thing, told, is_callback=True)
     thing.number = 5
     thing.inner.mean += 1
-    assert saves.state()[0] == ["thing", {}, {}] and "thing (inner, module, modules)" in told[0]
+    assert saves.state()[0] == ["thing", {}, {}, {}] and "thing (inner, module, modules)" in told[0]
 
 
 def test_what_is_larger_than_the_training_is_named_and_not_saved(monkeypatch):
@@ -406,7 +472,7 @@ def test_what_is_larger_than_the_training_is_named_and_not_saved(monkeypatch):
     told, thing = [], Holder()
     saves = looked_at(thing, told)
     thing.large = torch.ones(100)
-    assert saves.state() == [["thing", {}, {}]] and "thing (large)" in told[0]
+    assert saves.state() == [["thing", {}, {}, {}]] and "thing (large)" in told[0]
 
 
 def test_a_stranger_sets_nothing_but_numbers_and_tensors_that_the_script_sets_itself():
@@ -424,6 +490,8 @@ def test_a_stranger_sets_nothing_but_numbers_and_tensors_that_the_script_sets_it
     saves.put_back(
         [["thing", {}, {"module": {"weight": torch.ones(3, 3)}, "number": {}}], ["another", {"number": 1}, {}]]
     )
+    saves.state()
+    assert "thing (module: of another kind or size than it was)" in told[-1]
     module = Annealed()
     values = {"net": 3, "forward": 5, "training": 0, "_modules": {}, "temperature": 0.5}
     looked_at(module, told).put_back([["thing", values, {}]])
@@ -434,8 +502,6 @@ def test_a_stranger_sets_nothing_but_numbers_and_tensors_that_the_script_sets_it
     assert not module.net._modules and not module.net._buffers and isinstance(module.net.weight, nn.Parameter)
     saves.put_back([["thing", {"number": 3}]])  # as an earlier version has written it
     assert (thing.text, thing.items, thing.number, callable(thing.train)) == ("a", [1], 3, True)
-    saves.state()
-    assert "thing (module: of another kind or size than it was)" in told[-1]
     for saved in (
         None,
         {},
@@ -458,7 +524,7 @@ def test_an_object_whose_code_fails_is_named_and_costs_no_run():
     thing.table = Fails(1, 1)
     saves = looked_at(thing, told)
     thing.number, thing.inner = 5, Fails(1, 1)
-    assert saves.state()[0] == ["thing", {}, {}] and "thing (RuntimeError)" in told[0]
+    assert saves.state()[0] == ["thing", {}, {}, {}] and "thing (RuntimeError)" in told[0]
 
 
 def test_a_tensor_of_a_graph_and_one_that_the_checkpoint_holds_are_none_of_an_object():
@@ -468,7 +534,7 @@ def test_a_tensor_of_a_graph_and_one_that_the_checkpoint_holds_are_none_of_an_ob
     thing.module = model
     with torch.no_grad():
         model.weight.add_(1)
-    assert saves.state() == [["thing", {}, {}]] and not told
+    assert saves.state() == [["thing", {}, {}, {}]] and not told
 
 
 def test_objects_in_objects_are_looked_at_and_those_of_libraries_are_not():
