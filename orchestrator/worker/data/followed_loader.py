@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ class FollowedLoader:
         epoch: number of the running epoch, from 0.
         open_batches: batches that it had given, when a step began, of that very step: a checkpoint counts them as not used. None
             until the first boundary in an epoch has shown it.
+        on_begin: called before an epoch, or the rest of one, is read, with `begins_again`: the rest is read from the beginning on.
     """
 
     def __init__(self, loader: Iterable[Any], world_size: int, device: torch.device) -> None:
@@ -36,6 +37,7 @@ class FollowedLoader:
         self._is_ahead = self._is_read = False
         self.epoch = 0
         self.open_batches: int | None = None
+        self.on_begin: Callable[..., None] | None = None
 
     def resume(self, saved: LoaderState, ranks_before: int) -> None:
         """Continue from this position at the next iteration. Raises: CannotRestore."""
@@ -123,6 +125,8 @@ class FollowedLoader:
         begun.give_back(self.open_batches or 0)
         begun.seek(self.epoch, int(saved.get("batches", 0)) if saved else self._skipped, self.order)
         self._skipped = 0
+        if self.on_begin is not None:
+            self.on_begin(begins_again=begun.begins_again)
         batches = iter(begun)  # what the epoch had used is read again here
         while True:
             self.before_batch()

@@ -141,6 +141,12 @@ class LoaderFastForward:
         self._is_to_begin = True
         return self._followed_later(resumed, unread)
 
+    @property
+    def begins_again(self) -> bool:
+        """Before it is iterated: whether a running epoch is read from its beginning on, for nothing else leads to its place."""
+        resumed, unread = self._place_to_begin()
+        return bool(resumed and unread is None and not self._goes_on_by_state(resumed))
+
     def _followed_later(self, resumed: LoaderState | None, unread: Unread) -> Iterator[Any]:
         yield from self._following(resumed, unread)
 
@@ -432,13 +438,16 @@ class LoaderFastForward:
 
     def _skip(self, resumed: LoaderState, watch: ReadWatch) -> bool:
         """Continue by the loader's own state, if the checkpoint holds one. Returns whether it does."""
-        saved = resumed.get("stream")
-        if saved is None or not self.batch or not self._stream.is_known or self._ranks_before != self._world:
+        if not self._goes_on_by_state(resumed):
             return False
-        self._stream.load(saved)
+        self._stream.load(resumed["stream"])
         self._used = int(resumed.get("used", 0))
         watch.skip(self.batch)
         return True
+
+    def _goes_on_by_state(self, resumed: LoaderState) -> bool:
+        is_known = resumed.get("stream") is not None and self._stream.is_known
+        return bool(is_known and self.batch and self._ranks_before == self._world)
 
     def _now(self) -> LoaderState:
         """What a resume needs of the moment before an epoch: random states, and the loaders that have kept their processes."""

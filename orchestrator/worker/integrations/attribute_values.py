@@ -114,7 +114,7 @@ def renewed(now: Any, value: Any, device: torch.device, *, in_place: bool) -> An
     if isinstance(now, np.ndarray) and isinstance(value, np.ndarray) and now.shape == value.shape and in_place:
         now[...] = value
         return now
-    value = batches.moved(value, device)
+    value = copy.deepcopy(batches.moved(value, device))
     if type(now) in (list, deque) and type(value) in LISTS:
         target: Any = now if in_place else copy.copy(now)
         items = list(value)  # it may be the very list

@@ -9,6 +9,7 @@ from typing import Any
 from kgorch.errors import CannotRestore
 from kgorch.worker import tagged_json
 from kgorch.worker.integrations import carrier, lightning_callbacks, lightning_checkpoint
+from kgorch.worker.integrations.attribute_restore import AttributeRestore
 from kgorch.worker.integrations.own_attributes import OwnAttributes, Root, data_roots
 from kgorch.worker.script_code import is_own_function
 from kgorch.worker.session import Session
@@ -34,8 +35,7 @@ class LightningParts:
         self._trainer, self._without_folder, self._session = trainer, without_folder, session
         self._optimizers: list[Any] = []
         self._is_replaced = False
-        self._attributes: OwnAttributes | None = None
-        self._saved_attributes: list[list[Any]] = []
+        self.restore = AttributeRestore()
 
     def begin(self, base: Any) -> None:
         """The training begins, or what is left of it: from now on the attributes of the script's objects change with it.
@@ -43,7 +43,7 @@ class LightningParts:
         Args:
             base: Lightning's class of callbacks. Objects that save by themselves what they need are left to it.
         """
-        if self._attributes is not None:
+        if self.restore.attributes is not None:
             return
         trainer, module = self._trainer, self._trainer.lightning_module
         saves = {name: getattr(base, name) for name in ("state_dict", "on_save_checkpoint")}
@@ -57,20 +57,14 @@ class LightningParts:
         roots = [
             *modules,
             *([Root("datamodule", data)] if data and not is_own_function(type(data).state_dict) else []),
-            *data_roots("train", {str(number): item for number, item in enumerate(self._loaders())}),
+            *data_roots("train", {str(number): item for number, item in enumerate(self._loaders())}, is_read=True),
             *(Root(type(item).__name__, item, is_callback=True) for item in callbacks),
         ]
         known = (trainer, module, data, *trainer.callbacks, *trainer.loggers, *trainer.optimizers, trainer.strategy)
-        self._attributes = OwnAttributes(
+        self.restore.attributes = OwnAttributes(
             roots, known, [module, *trainer.optimizers], module.device, lambda left: self._session.note_exactness(attributes=left),
             of_loaders=lambda: self._session.generators_of_loaders,
         )  # fmt: skip
-
-    def put_back(self) -> None:
-        """Set the attributes of the checkpoint, once."""
-        if self._attributes is not None:
-            self._attributes.put_back(self._saved_attributes)
-            self._saved_attributes = []
 
     def _loaders(self) -> list[Any]:
         combined = self._trainer.fit_loop._combined_loader
@@ -91,10 +85,9 @@ class LightningParts:
             "progress": {"epoch": trainer.current_epoch, "global_step": trainer.global_step},
             "trained_weights": lightning_callbacks.trained_weights(trainer.lightning_module),
             "logged": lightning_checkpoint.logged_by(trainer),
-            "attributes": self._attributes.state() if self._attributes else [],
             "datamodule": self._savable(trainer.datamodule.state_dict() if trainer.datamodule else {}, "state_dict"),
         }
-        parts |= {"replaced": True} if self._is_replaced else {}
+        parts |= self.restore.state() | ({"replaced": True} if self._is_replaced else {})
         return parts | self._added_by_hooks(lightning_checkpoint.like_its_own(trainer, parts))
 
     def take_optimizers(self) -> None:
@@ -151,7 +144,7 @@ class LightningParts:
                     # Lightning has taken the folder of this session's logger, and loads nothing that lies in another one.
                     callback.dirpath = state["dirpath"]
                 callback.load_state_dict(state)
-        self._saved_attributes = saved.get("attributes", [])
+        self.restore.load(saved)
         self._check_optimizers(was_replaced=bool(saved.get("replaced")))
         if saved["precision"]:
             trainer.precision_plugin.load_state_dict(saved["precision"])

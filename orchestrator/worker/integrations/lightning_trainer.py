@@ -81,6 +81,7 @@ class LightningCarrier:
         for number, loader in enumerate(self._loaders):
             loader.start_at(epoch, 0)
             loader.is_open = self._is_set_up
+            loader.on_begin = self._parts.restore.begin_loader
             session.add_followed(loader, f"train{number}")
         # Only the loop reads by these: its setter would show them to the script, too, as `trainer.train_dataloader`.
         combined._flattened = self._loaders
@@ -149,7 +150,7 @@ class LightningCarrier:
                 loader.begin_anew()
         if trainer.should_stop:  # only what follows the training is left
             self._parts.begin(import_module(f"{self._root}.callbacks").Callback)
-            self._parts.put_back()
+            self._parts.restore.begin(is_rest=False)
         self._is_set_up = True
         fetcher = loop._data_fetcher
         if self._extends and trainer.current_epoch:
@@ -182,7 +183,7 @@ class LightningCarrier:
         if not self._is_rest:
             if self._extends:
                 self.session.restore_random_states()  # once
-            self._parts.put_back()
+            self._parts.restore.begin(is_rest=False)
             begin()
             return
         call, module = import_module(f"{self._root}.trainer.call"), trainer.lightning_module
@@ -206,13 +207,14 @@ class LightningCarrier:
         state_codec.put_back(things, before, copies)
         for callback, state in states:
             callback.load_state_dict(state)
-        self._parts.put_back()
+        self._parts.restore.begin(is_rest=True)
 
     def _optimizers(self) -> dict[str, Any]:
         return {f"optimizer{number}": item for number, item in enumerate(self._trainer.optimizers)}
 
     def begin_step(self) -> None:
         self.report()
+        self._parts.restore.begin_step()
         loop = self._trainer.fit_loop
         if self._stepped is not None:
             # A restart counts the batch after which Lightning itself would have saved; kgorch saves before one.

@@ -10,6 +10,7 @@ changed or not. Texts are never put back: one may be a path.
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import opcode
 import sys
@@ -39,6 +40,9 @@ MOST_BYTES = 256 << 20
 MOST_NAMED = 5
 """Objects that are named, because `exactness` is part of every status."""
 
+A_WHILE_S = 30 * 86_400.0
+"""Seconds from now. Of the clock of the day alone: no other number of a training is as large by chance."""
+
 WHAT = "attributes that may hold more than numbers and tensors, and begin anew in each session"
 
 NOT_THERE: Any = object()
@@ -55,11 +59,13 @@ class Root(NamedTuple):
     Attributes:
         label: by which its state is found again.
         is_callback: whatever else it holds may be state.
+        is_data: the loader of the training reads by it.
     """
 
     label: str
     thing: Any
     is_callback: bool = False
+    is_data: bool = False
 
 
 class _Object(NamedTuple):
@@ -73,6 +79,7 @@ class _Object(NamedTuple):
     label: str
     thing: Any
     is_callback: bool
+    is_data: bool
     begun: dict[str, Any]
     kinds: dict[str, type]
 
@@ -126,10 +133,24 @@ class OwnAttributes:
     def state(self) -> list[list[Any]]:
         """(label, values, tensors of modules, states of generators) of each object, as far as they have changed since the training
         began."""
-        states, left, storages = [], list[str](), self._storages()
+        states, left = self._states(self._objects)
+        left += [*self._too_many, *self._misfits]
+        if left != self._left:
+            self._left = left
+            more = f" and {len(left) - MOST_NAMED} more" if len(left) > MOST_NAMED else ""
+            self._note(f"{WHAT}: {', '.join(left[:MOST_NAMED])}{more}" if left else "")
+        return states
+
+    def state_of_data(self) -> list[list[Any]]:
+        """The same of the objects by which the loader of the training reads; copies."""
+        return copy.deepcopy(self._states([item for item in self._objects if item.is_data])[0])
+
+    def _states(self, objects: Iterable[_Object]) -> tuple[list[list[Any]], list[str]]:
+        """Their states, and what is left out, in words."""
+        states, left, storages = list[list[Any]](), list[str](), self._storages()
         of_loaders = {id(item) for item in self._of_loaders()}
         room = MOST_BYTES + 2 * sum(tensor.nbytes for tensor in self._tensors())
-        for item in self._objects:
+        for item in objects:
             try:
                 changed = self._changed(item, storages, of_loaders)
                 room -= sum(tensor.nbytes for tensor in values_of.tensors_in([changed.values, changed.modules]))
@@ -139,12 +160,7 @@ class OwnAttributes:
                 left.append(f"{item.label} ({', '.join(sorted(changed.others or changed.names)[:3])})")
                 changed = NOTHING
             states.append([item.label, changed.values, changed.modules, changed.generators])
-        left += [*self._too_many, *self._misfits]
-        if left != self._left:
-            self._left = left
-            more = f" and {len(left) - MOST_NAMED} more" if len(left) > MOST_NAMED else ""
-            self._note(f"{WHAT}: {', '.join(left[:MOST_NAMED])}{more}" if left else "")
-        return states
+        return states, left
 
     def _changed(self, item: _Object, storages: set[int], of_loaders: set[int]) -> _Changed:
         changed = values, modules, generators, others = _Changed({}, {}, {}, [])
@@ -187,13 +203,17 @@ class OwnAttributes:
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self.put_back(saved.get("objects"))
 
-    def put_back(self, saved: Any) -> None:
-        """Set what `state` has returned: numbers and tensors alone, whoever has written them."""
+    def put_back(self, saved: Any, *, of_data: bool | None = None) -> None:
+        """Set what `state` has returned: numbers and tensors alone, whoever has written them.
+
+        Args:
+            of_data: only of the objects by which the loader of the training reads, or only of the others.
+        """
         left = [entry for entry in saved if _is_entry(entry)] if isinstance(saved, list) else []
         pairs = list[tuple[_Object, _Changed]]()
         for item in self._objects:
             entry = next((entry for entry in left if entry[0] == item.label), None)
-            if entry is not None:
+            if entry is not None and of_data in (None, item.is_data):
                 left.remove(entry)
                 values, modules, generators = (*entry[1:], {}, {})[:3]
                 pairs.append((item, _Changed(values, modules, generators, [])))
@@ -257,9 +277,9 @@ class OwnAttributes:
                     self._too_many.append(f"{label} (more than {MOST_OBJECTS} objects)")
                     waiting.clear()
                     break
-                found[id(part)] = Root(label, part, root.is_callback)
+                found[id(part)] = Root(label, part, root.is_callback, root.is_data)
                 waiting.extend(
-                    Root(f"{label}.{name}", value, root.is_callback)
+                    Root(f"{label}.{name}", value, root.is_callback, root.is_data)
                     for name, value in self._attributes(part).items()
                     if not isinstance(value, type) and id(value) not in self._known
                     and (is_own_class(type(value)) or isinstance(value, nn.Module))
@@ -291,7 +311,7 @@ class OwnAttributes:
                     begun[name] = value if values_of.is_fixed(value) else values_of.mark_of_other(value)
                 if values_of.is_special(value):
                     kinds[name] = type(value)
-        return _Object(root.label, root.thing, root.is_callback, begun, kinds)
+        return _Object(*root, begun, kinds)
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         for thing in self._held:
@@ -304,8 +324,9 @@ class OwnAttributes:
         return {storage_of(tensor) for tensor in self._tensors()}
 
     def _is_instant(self, value: Any) -> bool:
-        """Whether a clock has shown it since the training began: the session's."""
-        return type(value) is float and any(began_s <= value <= clock() for clock, began_s in self._clocks)
+        """Whether it is the session's: a clock has shown it since the training began, or will in a while, as a time limit."""
+        (wall, wall_s), (other, other_s) = self._clocks
+        return type(value) is float and (wall_s <= value <= wall() + A_WHILE_S or other_s <= value <= other())
 
     @staticmethod
     def _is_no_state(value: Any, begun: Any, *, is_callback: bool) -> bool:
@@ -329,8 +350,12 @@ def _may_be_set(thing: Any, name: str) -> bool:
     return not callable(of_class) and not isinstance(of_class, property)
 
 
-def data_roots(name: str, data: Any) -> Iterator[Root]:
-    """A data set, and those in it: of a Subset, a ConcatDataset, a DataLoader, a dict of them."""
+def data_roots(name: str, data: Any, *, is_read: bool = False) -> Iterator[Root]:
+    """A data set, and those in it: of a Subset, a ConcatDataset, a DataLoader (and its `collate_fn`), a dict of them.
+
+    Args:
+        is_read: by the loader of the training.
+    """
     waiting, count = deque([(name, data)]), 0
     while waiting and (count := count + 1) < MOST_OBJECTS:
         name, data = waiting.popleft()
@@ -340,8 +365,10 @@ def data_roots(name: str, data: Any) -> Iterator[Root]:
         elif data is not None:
             inner = getattr(data, "__dict__", {})
             waiting.extend((f"{name}.{key}", inner[key]) for key in ("dataset", "datasets") if key in inner)
-            if not isinstance(data, DataLoader):
-                yield Root(name, data)
+            if isinstance(data, DataLoader):
+                yield Root(f"{name}.collate_fn", data.collate_fn, is_data=is_read)
+            else:
+                yield Root(name, data, is_data=is_read)
 
 
 def _names_that_are_set() -> set[str]:

@@ -25,6 +25,7 @@ from kgorch.worker import tagged_json
 from kgorch.worker.data import batches
 from kgorch.worker.data.followed_loader import FollowedLoader
 from kgorch.worker.integrations import carrier
+from kgorch.worker.integrations.attribute_restore import AttributeRestore
 from kgorch.worker.integrations.own_attributes import OwnAttributes, Root, data_roots
 from kgorch.worker.session import Session
 
@@ -67,8 +68,7 @@ class TrainerParts:
 
     def __init__(self, trainer: Any, held: Sequence[Any], session: Session) -> None:
         self._trainer, self._held, self._session = trainer, held, session
-        self._attributes: OwnAttributes | None = None
-        self._saved_attributes: list[list[Any]] = []
+        self.restore = AttributeRestore()
         self._arguments = {id(item): _arguments_of(item) for item in self._stateful_callbacks()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -81,12 +81,16 @@ class TrainerParts:
             "loss": loss.clone() if isinstance(loss, torch.Tensor) else None,
             "metrics": self._collected(),
             "generated": self._generated(),
-            "attributes": self._attributes.state() if self._attributes else [],
             "callbacks": [[type(item).__name__, self._state_of(item)] for item in self._stateful_callbacks()],
+            **self.restore.state(),
         }
 
-    def begin(self) -> None:
-        """When all callbacks have begun the training: from now on they change with it."""
+    def begin(self, *, is_rest: bool) -> None:
+        """When all callbacks have begun the training: from now on they change with it.
+
+        Args:
+            is_rest: it goes on within an epoch, if it goes on.
+        """
         stateful, trainer = self._stateful_callbacks(), self._trainer
         others = [item for item in trainer.callback_handler.callbacks if not any(item is one for one in stateful)]
         data = (trainer.train_dataset, trainer.eval_dataset, getattr(trainer, "processing_class", None))
@@ -94,24 +98,17 @@ class TrainerParts:
         roots = [
             Root("trainer", trainer),
             Root("model", trainer.model),
-            Root("data_collator", trainer.data_collator),
-            *data_roots("train_dataset", trainer.train_dataset),
+            Root("data_collator", trainer.data_collator, is_data=True),
+            *data_roots("train_dataset", trainer.train_dataset, is_read=True),
             *data_roots("eval_dataset", trainer.eval_dataset),
             *(Root(type(item).__name__, item, is_callback=True) for item in others),
         ]
         saved = (*self.SUMS, *self.OF_GENERATED, self.GENERATED, "_metrics", "_tr_loss")
-        self._attributes = OwnAttributes(
+        self.restore.attributes = OwnAttributes(
             roots, parts, self._held, trainer.args.device, lambda left: self._session.note_exactness(attributes=left),
             without=saved, of_loaders=lambda: self._session.generators_of_loaders,
         )  # fmt: skip
-        self._attributes.put_back(self._saved_attributes)
-
-    def begin_epoch(self, *, is_rest: bool) -> None:
-        """When all callbacks have begun the first epoch of a session. Of the rest of an epoch they had begun it before the save,
-        and what they set then has gone on since."""
-        if is_rest and self._attributes and self._saved_attributes:
-            self._attributes.put_back(self._saved_attributes)
-        self._saved_attributes = []
+        self.restore.begin(is_rest=is_rest)
 
     def _generated(self) -> Any:
         generated = getattr(self._trainer, self.GENERATED, None)
@@ -144,7 +141,7 @@ class TrainerParts:
             self._trainer._metrics[mode].update(collected)
         if hasattr(self._trainer, self.GENERATED):
             setattr(self._trainer, self.GENERATED, batches.moved(saved.get("generated"), self._trainer.args.device))
-        self._saved_attributes = saved.get("attributes", [])
+        self.restore.load(saved)
         left = saved.get("callbacks", [])
         for callback in self._stateful_callbacks():
             found = next((entry for entry in left if entry[0] == type(callback).__name__), None)
@@ -233,11 +230,11 @@ class TransformersCarrier:
         if self.loader is not None:  # the epoch of a checkpoint of the Trainer's own
             self.loader.start_at(int(trainer.state.epoch or 0), 0)
             if self.loader.is_saved_at_end:
-                self.is_extended = True
+                self.is_extended = not session.resumed.is_finished
                 self.loader.begin_anew()
                 if not session.resumed.is_finished:
                     session.restore_random_states()
-            self.loader.is_open = True
+            self.loader.is_open, self.loader.on_begin = True, self.parts.restore.begin_loader
             trainer.callback_handler.train_dataloader = (
                 self._script_loader
             )  # a callback that reads it takes no place in the epoch
@@ -245,6 +242,7 @@ class TransformersCarrier:
 
     def begin_step(self) -> None:
         args, state = self.trainer.args, self.trainer.state
+        self.parts.restore.begin_step()
         batches = self.open_batches or args.gradient_accumulation_steps
         samples = batches * self.trainer._train_batch_size * self.session.world_size
         self.session.boundary(samples=samples, epoch=int(state.epoch or 0), open_batches=self.open_batches)
@@ -261,12 +259,15 @@ def _callbacks(module: ModuleType, carried: TransformersCarrier) -> tuple[Any, A
         def on_step_begin(self, *_: Any, **__: Any) -> None:
             carried.begin_step()
 
+        def on_train_end(self, *_: Any, **__: Any) -> None:
+            carried.parts.restore.begin_step()  # of a training that was over there was none
+
     class LastCallback(base):  # type: ignore[misc]
         def on_train_begin(self, *_: Any, **__: Any) -> None:
-            carried.parts.begin()
+            carried.parts.begin(is_rest=not carried.is_extended)
 
         def on_epoch_begin(self, *_: Any, **__: Any) -> None:
-            carried.parts.begin_epoch(is_rest=not carried.is_extended)
+            carried.parts.restore.begin(is_rest=True)
 
         def on_epoch_end(self, _: Any, __: Any, control: Any, **___: Any) -> None:
             if carried.session.resumed.is_finished:  # before `_run_epoch`: an epoch without a step

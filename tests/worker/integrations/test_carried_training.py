@@ -316,6 +316,8 @@ class Reports(list):
     def evaluation(self):
         return contextlib.nullcontext()
 
+    generators_of_loaders = ()
+
     def accumulate(self, batch, work, **_):
         return work(batch, 1.0)
 

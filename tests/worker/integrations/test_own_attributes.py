@@ -6,6 +6,7 @@ import collections
 import copy
 import json
 import random
+import time
 
 import numpy as np
 import pytest
@@ -74,12 +75,15 @@ def test_attributes_around_a_trainer_of_transformers_go_on(transformers, carried
     class Grows(transformers.TrainerCallback):
         def __init__(self, data):
             self.data, self.trainer, self.epochs, self.in_epoch = data, None, 0, 0
+            self.sums, self.until = {"all": torch.zeros(1)}, 0.0
 
         def on_epoch_begin(self, *_, **__):
-            self.epochs, self.in_epoch = self.epochs + 1, 0
+            self.epochs, self.in_epoch, self.until = self.epochs + 1, 0, time.time() + 3600
+            self.sums["all"] += 100
 
         def on_step_end(self, *_, **__):
             self.in_epoch += 1
+            self.sums["all"] += 1
             self.trainer.margin = getattr(self.trainer, "margin", 1.0) * 0.9  # an attribute of the library's own object
 
         def on_epoch_end(self, *_, **__):
@@ -94,10 +98,12 @@ def test_attributes_around_a_trainer_of_transformers_go_on(transformers, carried
         )  # fmt: skip
         train = Subset(data, range(12)) if is_subset else data
         grows.trainer = trainer = Contrastive(model, arguments, train_dataset=train, callbacks=[grows])
+        began_s = time.time()
         trainer.train()
+        assert grows.until > began_s + 3600, "a time limit is the session's"
         assert trainer.unchanged.tolist() == [1, 1]
         averages = weights_of(trainer.teacher), trainer.queue.tolist(), list(trainer.sums)
-        numbers = trainer.beta, trainer.margin, data.scale, grows.epochs, grows.in_epoch
+        numbers = trainer.beta, trainer.margin, data.scale, grows.epochs, grows.in_epoch, grows.sums["all"].item()
         return weights_of(model), model.temperature, numbers, averages
 
     whole, resumed = whole_and_resumed(carried, script, cut_at)
@@ -146,6 +152,78 @@ def test_attributes_of_a_module_and_its_callbacks_go_on_in_lightning(lightning, 
     whole, resumed = whole_and_resumed(carried, script, cut_at)
     assert resumed == whole and len(whole[1][2]) == 3
     assert "attributes" not in carried.session._state.exactness.facts
+
+
+class Counted(Dataset):
+    """What it gives hangs on what was read before."""
+
+    def __init__(self):
+        self.reads = 0
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        self.reads += 1
+        return {"x": torch.tensor([index * (1 + self.reads / 100)])}
+
+
+class Collates:
+    def __init__(self):
+        self.calls, self.shift = 0, 0.0
+
+    def __call__(self, rows):
+        self.calls += 1
+        return {"x": torch.stack([row["x"] for row in rows]) * (1 + self.calls / 100) + self.shift}
+
+
+@pytest.mark.parametrize("cut_at", [1, 7, 11, 12])
+def test_what_is_counted_while_reading_counts_no_batch_twice_in_transformers(transformers, carried, cut_at):
+    """A resume reads again what such an epoch has used: the counts were too high, and so was what hangs on them."""
+
+    class Shifts(transformers.TrainerCallback):
+        def __init__(self, collator):
+            self.collator = collator
+
+        def on_epoch_begin(self, *_, **__):
+            self.collator.shift = self.collator.calls / 10
+
+    def script():
+        model, data, collator = Annealed(), Counted(), Collates()
+        arguments = transformers.TrainingArguments(
+            "out", use_cpu=True, report_to=[], per_device_train_batch_size=2, disable_tqdm=True, seed=3,
+            remove_unused_columns=False, save_strategy="no", num_train_epochs=3,
+        )  # fmt: skip
+
+        class Trained(transformers.Trainer):
+            def compute_loss(self, model, inputs, **_):
+                return ((model(inputs["x"]) - 1) ** 2).mean()
+
+        Trained(model, arguments, train_dataset=data, data_collator=collator, callbacks=[Shifts(collator)]).train()
+        return weights_of(model), data.reads, collator.calls, collator.shift
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at)
+    assert resumed == whole and whole[1][1:3] == (36, 18)
+    assert "attributes" not in carried.session._state.exactness.facts
+
+
+@pytest.mark.parametrize("cut_at", [1, 7, 11, 12])
+def test_what_is_counted_while_reading_counts_no_batch_twice_in_lightning(lightning, carried, cut_at):
+    class Module(lightning_module(lightning)):
+        def __init__(self):
+            super().__init__()
+            self.net = Annealed()
+
+        def training_step(self, batch, index):
+            return ((self.net(batch["x"]) - 1) ** 2).mean()
+
+    def script():
+        module, data, collator = Module(), Counted(), Collates()
+        lightning_trainer_of(lightning).fit(module, DataLoader(data, 2, shuffle=True, collate_fn=collator))
+        return weights_of(module), data.reads, collator.calls
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at)
+    assert resumed == whole and whole[1][1:] == (36, 18)
 
 
 @pytest.mark.parametrize("cut_at", [4, 8, 12, 13])
@@ -545,4 +623,4 @@ def test_objects_in_objects_are_looked_at_and_those_of_libraries_are_not():
     assert [entry[0] for entry in saves.state()] == ["thing", "thing.inner"] and saves.state()[1][1] == {"number": 9}
     assert looked_at(collections.UserDict(), told).state() == []
     names = [root.label for root in data_roots("train", {"a": Subset(numbers(3), [0]), "b": DataLoader(numbers(2))})]
-    assert names == ["train.a", "train.a.dataset", "train.b.dataset"]
+    assert names == ["train.a", "train.b.collate_fn", "train.a.dataset", "train.b.dataset"]

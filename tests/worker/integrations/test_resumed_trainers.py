@@ -726,6 +726,28 @@ def test_a_training_of_transformers_that_is_extended_has_the_bits_of_one_that_wa
     assert carried(lambda: script(**first | later), saved=finished)[1][1:] == whole[1:]
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_training_of_transformers_that_was_stopped_after_an_epoch_begins_none_when_it_ends_again(
+    transformers, carried
+):
+    class Stops(transformers.TrainerCallback):
+        epochs = 0
+
+        def on_epoch_begin(self, *_, **__):
+            self.epochs += 1
+
+        def on_epoch_end(self, _, __, control, **___):
+            control.should_training_stop = self.epochs == 2
+
+    def script():
+        stops = Stops()
+        transformers_trainer_of(transformers, Line(), callbacks=[stops]).train()
+        return stops.epochs
+
+    assert carried(script) == (12, 2)
+    assert carried(script, saved=carried.finished)[1] == 2
+
+
 class Shuffled(IterableDataset):
     """Samples in another order each time, without a length."""
 

@@ -1,0 +1,55 @@
+"""When the attributes of the script's objects are put back, where a session continues within an epoch.
+
+The hooks with which an epoch begins run once more, though they had run before the save. What they set is put back behind them; what
+the loader reads by, when it begins; and all of it at the first step, at which it was saved: a data set or `collate_fn` that counts
+has counted the batches that were read again. While it reads them again it has the attributes with which the epoch had begun.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kgorch.worker.integrations.own_attributes import OwnAttributes
+
+
+class AttributeRestore:
+    """Of one training.
+
+    Attributes:
+        attributes: None before the training begins.
+    """
+
+    def __init__(self) -> None:
+        self.attributes: OwnAttributes | None = None
+        self._saved: list[list[Any]] = []
+        self._of_epoch: list[list[Any]] = []  # of the loader's objects, when the running epoch began
+
+    def state(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        attributes = self.attributes.state() if self.attributes else []
+        return {"attributes": attributes, "attributes_of_epoch": self._of_epoch}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """What `state` has returned, also that of an earlier version."""
+        self._saved = saved.get("attributes", [])
+        self._of_epoch = saved.get("attributes_of_epoch", [])
+
+    def begin(self, *, is_rest: bool) -> None:
+        """The hooks of an epoch's begin have run, of its rest; or they are to run, of a whole one."""
+        if self.attributes and self._saved:
+            self.attributes.put_back(self._saved, of_data=False if is_rest else None)
+        if not is_rest:
+            self._saved = []
+
+    def begin_loader(self, *, begins_again: bool) -> None:
+        """The loader begins an epoch. Args: begins_again: it reads the rest of one from the beginning on."""
+        if self.attributes and self._saved:
+            self.attributes.put_back(self._of_epoch if begins_again else self._saved, of_data=True)
+        elif self.attributes:
+            self._of_epoch = self.attributes.state_of_data()
+
+    def begin_step(self) -> None:
+        """A step begins; the first one of a rest is the one before which the checkpoint was written."""
+        if self.attributes and self._saved:
+            self.attributes.put_back(self._saved)
+            self._saved = []
