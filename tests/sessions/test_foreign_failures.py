@@ -49,15 +49,31 @@ def test_what_was_saved_a_moment_before_the_stop_was_not_saved_by_it(kgorch):
     plan = shell_plan("echo step 1; mkdir -p state; echo 1 > state/state.json; exec sleep 60").write(kgorch)
     supervisor = kgorch.background("start", str(plan))
     wait_for_checkpoint(kgorch)
-    [agent] = [process for process in processes_of(kgorch.home) if "kgorch.worker.foreign.agent" in process.cmdline()]
     written = kgorch.folder / "state.tmp"
     written.write_text("2\n")
     written.replace(kgorch.folder / "state" / "state.json")
-    agent.terminate()
+    supervisor.terminate()
     assert supervisor.wait(timeout=60) == 10
     [stop] = [event["facts"] for event in kgorch.events("foreign_stopped")]
     assert (stop["saved"], stop["had_checkpoint"]) == ("no", "yes")
     assert contents_of(newest(kgorch)) == {"state.json": b"2\n"}, "and it is taken all the same"
+
+
+def test_a_save_in_answer_to_a_signal_to_all_processes_is_one(kgorch):
+    """As from Slurm: the program has it at the same moment, and may have saved before it is asked once more."""
+    script = (
+        "trap 'trap : TERM; echo 2 > state.tmp; mv state.tmp state/state.json; sleep 1; exit 0' TERM\n"
+        "echo step 1; mkdir -p state; echo 1 > state/state.json; while :; do sleep 0.01; done"
+    )
+    supervisor = kgorch.background("start", str(shell_plan(script).write(kgorch)))
+    wait_for_checkpoint(kgorch)
+    processes = processes_of(kgorch.home)
+    [agent] = [process for process in processes if "kgorch.worker.foreign.agent" in process.cmdline()]
+    agent.terminate()
+    next(process for process in processes if process.name() == "sh").terminate()
+    assert supervisor.wait(timeout=60) == 10
+    [stop] = [event["facts"] for event in kgorch.events("foreign_stopped")]
+    assert stop["saved"] == "yes" and contents_of(newest(kgorch)) == {"state.json": b"2\n"}
 
 
 def test_a_stop_while_a_program_loads_does_not_shorten_the_next_one(kgorch):

@@ -79,11 +79,16 @@ class AgentLink(SupervisorLink):
 
 
 class Requests:
-    """Takes the orders of the supervisor, in the place of the ranks' board. `stop_s`: the instant of the first one to stop."""
+    """Takes the orders of the supervisor, in the place of the ranks' board.
+
+    Attributes:
+        stop_s: the instant of the first one to stop.
+        is_signal: it came as a signal, which the program may have had, too.
+    """
 
     def __init__(self) -> None:
         self.stop, self.save = threading.Event(), threading.Event()
-        self.stop_s = 0.0
+        self.stop_s, self.is_signal = 0.0, False
 
     def ask(self, request: int) -> None:
         """See RequestBoard."""
@@ -114,7 +119,8 @@ class Agent:
         self._latest = LatestPointer(Path(launch.workdir), pattern, latest) if pattern and latest else None
 
     def ask_stop(self) -> None:
-        """Have the program stopped. Also called in a signal handler."""
+        """Have the program stopped: the handler of a signal."""
+        self._requests.is_signal |= not self._requests.stop_s
         self._requests.ask(STOP)
 
     def run(self) -> None:
@@ -191,7 +197,7 @@ class Agent:
             if self._probe and self._probe.is_enough(self._watch):
                 self._requests.ask(STOP)
             if self._requests.stop.is_set():
-                if self._watch and not stop.asked_s:
+                if self._watch and not stop.asked_s and not self._requests.is_signal:
                     self._watch.see()
                 stop.drive(self._kill_at_s(stop))
             elif program.status is not None:
@@ -231,8 +237,9 @@ class Agent:
 
     def _end_of(self, program: Program, stop: ProgramStop) -> tuple[RankOutcome, str]:
         """Raises: ProgramFailed."""
-        # Slurm and a shutdown send SIGTERM to all processes: the program may have ended of it before it was asked from here.
-        stop.asked_s = stop.asked_s or self._requests.stop_s
+        # Slurm and a shutdown send SIGTERM to all processes: the program may have saved or ended of it before it was asked here.
+        if self._requests.is_signal or not stop.asked_s:
+            stop.asked_s = self._requests.stop_s
         self._status.read(self._link.send, is_last=True)
         clear_file(Path(self._launch.workdir), self._foreign["stop"])
         status, is_clean = program.status, program.status == 0 and not program.was_killed
