@@ -12,10 +12,17 @@ from kgorch.plan.program_inspection import ProgramFindings
 
 _ANY_PROGRAM = re.compile(r"(pre-?|re)?(train(er|ing)?|run|main|fit|fine-?tun(e|ing)|__main__)", re.IGNORECASE)
 """Names of programs that many projects have. The run takes the name of the folder as well: a name is that of one training."""
+_ANY_PACKAGE = ("", "app", "code", "lib", "scripts", "src", "tools")
 
 
 def plan_text(
-    entry: str, words: Sequence[str], found: ProgramFindings, *, folder: str = "", is_foreign: bool = True
+    entry: str,
+    words: Sequence[str],
+    found: ProgramFindings,
+    *,
+    folder: str = "",
+    plan: str = "",
+    is_foreign: bool = True,
 ) -> str:
     """The plan of a program, as TOML.
 
@@ -23,11 +30,14 @@ def plan_text(
         entry: relative to the plan's folder, or `-m package.module`.
         words: its command line, which is kept word for word.
         folder: the name of the plan's.
+        plan: its own name where another plan lies there; its run is another one.
         is_foreign: the program saves and resumes by itself; else a Trainer of its library is carried.
     """
     package, _, name = module_of(entry).rpartition(".")
     name = name or entry.rpartition("/")[2].rpartition(".")[0]
-    name = f"{package or folder}-{name}" if _ANY_PROGRAM.fullmatch(name) else name
+    owner = package if package not in _ANY_PACKAGE else folder
+    name = f"{owner}-{name}" if _ANY_PROGRAM.fullmatch(name) else name
+    name += f"-{plan}" if plan else ""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[-64:].lstrip("-._") or "run"
     lines = [f"name = {_quoted(name)}", "", "[[stage]]", 'name = "train"', f"entry = {_quoted(entry)}"]
     words, first = _without_resume(words, found.again) if is_foreign and found.checkpoint else (words, [])

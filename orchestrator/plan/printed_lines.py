@@ -83,6 +83,11 @@ def _counters(tree: ast.Module, repeated: Container[ast.AST]) -> set[str]:
     found, others = set[str](), set[str]()
     for node in ast.walk(tree):
         match node:
+            case ast.For(
+                target=ast.Name(id=name) | ast.Tuple(elts=[ast.Name(id=name), *_]),
+                iter=ast.Call(args=[_, _, *_]) | ast.Call(keywords=[_]),
+            ):  # from a number on
+                others.add(name)
             case ast.For(target=ast.Name(id=name) | ast.Tuple(elts=[ast.Name(id=name), *_])):
                 (found if node in repeated else others).add(name)
             case ast.Assign(targets=[ast.Name(id=name)]) | ast.AugAssign(target=ast.Name(id=name)):

@@ -27,8 +27,8 @@ _RESUME = re.compile(
 )
 """Of the name of an option by which a program continues, and not of one that merely has to do with it."""
 
-_BEST = re.compile(r"best|final", re.IGNORECASE)
-"""Of the name of a file that is loaded to use what was trained, and not to train on."""
+_TO_CONTINUE = re.compile(r"check|ckpt|current|last|latest|recover|resum|snapshot|state", re.IGNORECASE)
+"""Of the name of a file from which a program continues."""
 
 _OTHERS = re.compile(r"best|last|latest|final", re.IGNORECASE)
 """Of the name of a file beside a checkpoint, which need not be kept with it."""
@@ -90,7 +90,7 @@ def inspect(source: str, words: Sequence[str], own: OwnModules = NONE_OF_ITS_OWN
     renamed = {old: new for old, new in program_saves.renames(tree, names) if old and new}
     found.again = _again(tree, names, found)
     is_handed = any("{checkpoint}" in word for word in found.again)
-    fixed = [] if is_handed else _saves_to_continue_from(saves, renamed, program_saves.loads(tree, names))
+    fixed = [] if is_handed else _saves_to_continue_from(saves, renamed, found, program_saves.loads(tree, names))
     _find_checkpoint(fixed or saves, renamed, found)
     _by_library(names, found)
     found.latest = next(
@@ -193,8 +193,7 @@ def _handled(tree: ast.Module) -> str:
 
 def _find_checkpoint(saves: Sequence[SaveCall], renamed: dict[str, str], found: ProgramFindings) -> None:
     """What is saved again and again goes first, also where the flags keep it from that, then what is saved once."""
-    # of a place whose parts are mostly not known the rest is no name
-    named = [save for save in saves if save.path.strip("*/.") and save.path.split("/").count("*") <= 1]
+    named = [save for save in saves if save.path.strip("*/.") and not save.path.endswith("*/*")]
     often = [save for save in named if save.is_repeated or DIFFERS.search(save.path)]
     for group in (often, named):
         for is_off in (False, True):
@@ -207,7 +206,7 @@ def _find_checkpoint(saves: Sequence[SaveCall], renamed: dict[str, str], found: 
                 found.checkpoint, found.incomplete = renamed[old], _incomplete(old, renamed[old])
                 return
             if here:
-                best = max(here, key=lambda one: ("*" in one.path.rpartition("/")[2]) + one.is_repeated)
+                best = max(here, key=_how_likely)
                 found.checkpoint = best.path
                 if not best.is_repeated:
                     found.notes.append(f"checkpoint: {best.path} is saved once, it seems: a wall before that costs all")
@@ -217,16 +216,29 @@ def _find_checkpoint(saves: Sequence[SaveCall], renamed: dict[str, str], found: 
     found.is_off = False
 
 
-def _saves_to_continue_from(saves: Sequence[SaveCall], renamed: Mapping[str, str], loaded: Set[str]) -> list[SaveCall]:
-    """What is saved again and again under one name, and loaded by it. A program that takes no path continues from that one,
-    whatever it saves besides."""
-    return [
+def _how_likely(save: SaveCall) -> tuple[bool, int]:
+    """How likely a place is that of the checkpoints, more or less than others: of the best one no training goes on."""
+    name = save.path.rpartition("/")[2]
+    return "best" not in name.lower(), ("*" in name) + save.is_repeated
+
+
+def _saves_to_continue_from(
+    saves: Sequence[SaveCall], renamed: Mapping[str, str], found: ProgramFindings, loaded: Set[str]
+) -> list[SaveCall]:
+    """What is saved again and again under one name, and loaded by it before the training. A program that takes no path continues
+    from that one, whatever it saves besides."""
+    fixed = [
         save
         for save in saves
         if save.is_repeated
         and (place := renamed.get(save.path, save.path)) in loaded
-        and not _BEST.search(place.rpartition("/")[2])
+        and _TO_CONTINUE.search(place.rpartition("/")[2])
     ]
+    if fixed and (others := sorted({save.path for save in saves if DIFFERS.search(save.path)})):
+        found.notes.append(
+            f"checkpoint: it continues from {fixed[0].path}, it seems, which it loads; {', '.join(others[:3])} is not kept"
+        )
+    return fixed
 
 
 def _note_others(path: str, others: Sequence[str], found: ProgramFindings) -> None:
@@ -253,11 +265,11 @@ def _take_renamed(paths: Sequence[str], renamed: dict[str, str], found: ProgramF
 def _take_folder(paths: Sequence[str], found: ProgramFindings) -> bool:
     """A folder a checkpoint. Whether there is such a place."""
     for path in paths:
-        folder = re.sub(
-            r"/[^/]*rank[^/]*$", "", path.rpartition("/")[0]
-        )  # one rank's folder is a part of the checkpoint
+        folder, _, name = path.rpartition("/")
+        folder = re.sub(r"/([^/]*_)?rank[_*\d][^/]*$", "", folder)  # one rank's folder is a part of the checkpoint
         is_numbered = "*" in folder.rpartition("/")[2].replace("**", "*").strip("*") + "*"
-        if is_numbered and DIFFERS.search(folder):
+        # a run's folder holds files with numbers
+        if is_numbered and DIFFERS.search(folder) and ("rank" in name or not DIFFERS.search(name)):
             found.checkpoint = folder
             return True
     return False

@@ -68,6 +68,7 @@ class ProgramNames:
         self._spellings: dict[str, str] = {}  # of options, as they are typed → the name of the value
         self._loops: set[tuple[ast.FunctionDef | None, str]] = set()  # what loops assign, by function and name
         self._attributes: dict[str, ast.expr] = {}
+        self._returns: dict[ast.FunctionDef, list[ast.expr]] = {}
         self._inside = dict(_enclosing(tree, None))
         self._values: dict[tuple[ast.FunctionDef | None, str], list[_Assigned]] = {}  # by function and name
         self._parameters: dict[tuple[ast.FunctionDef | None, str], list[ast.expr]] = {}
@@ -222,10 +223,17 @@ class ProgramNames:
                 return self.text(argument, depth - 1)
             case ast.Call():
                 functions = itertools.islice(self.functions_called(node), MOST_CALLS)
-                inner = itertools.chain.from_iterable(map(ast.walk, functions))
-                returned = [item.value for item in inner if isinstance(item, ast.Return) and item.value is not None]
-                return self._first_known(returned[:MOST_CALLS], depth)
+                returned = itertools.chain.from_iterable(map(self._returned, functions))
+                return self._first_known([*itertools.islice(returned, MOST_CALLS)], depth)
         return "*"
+
+    def _returned(self, function: ast.FunctionDef) -> list[ast.expr]:
+        """What a function returns."""
+        if function not in self._returns:
+            self._returns[function] = [
+                item.value for item in ast.walk(function) if isinstance(item, ast.Return) and item.value is not None
+            ]
+        return self._returns[function]
 
     def _first_known(self, values: Sequence[ast.expr], depth: int) -> str:
         """Of several texts, one that differs from save to save, or else the first that is known."""

@@ -19,7 +19,7 @@ _SAVES_IN_NAME = re.compile(f"save|^dump$|seriali[sz]e|^{_KERAS}$")
 _PLACES = ("f", "output_dir", "filename", "filepath", "path", "checkpoint_id", "save_directory")
 """Names of the argument that is the path."""
 
-_LOADS_IN_NAME = re.compile(r"load|restore|restart|resume")
+_LOADS_IN_NAME = re.compile(r"(^|_)(load|restore|restart|resume)")
 _WRITES = ("w", "wt", "w+")
 """Modes in which a file is written as text."""
 
@@ -64,10 +64,45 @@ def saves(tree: ast.Module, names: ProgramNames) -> Iterator[SaveCall]:
 
 
 def loads(tree: ast.Module, names: ProgramNames) -> set[str]:
-    """The places of one name that it loads, as far as they are known. What it hands to a function of its own counts, too."""
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and _LOADS_IN_NAME.search(called_name(node)))
-    words = (word for call in calls for word in (*call.args, *(item.value for item in call.keywords)))
-    return {place for word in words if (place := clean_path(names.text(word))) and not DIFFERS.search(place)}
+    """The places of one name that it loads before it trains, as far as they are known.
+
+    Neither in a loop nor behind one that saves. What it hands to a function of its own counts, too.
+    """
+    often, found = repeated(tree), set[str]()
+    for scope in (tree, *(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))):
+        loops = [node for node in _own_nodes(scope) if isinstance(node, ast.For | ast.While) and _saves_in(node, tree)]
+        trains_from = min((loop.lineno for loop in loops), default=None)
+        for call in _own_nodes(scope):
+            if not isinstance(call, ast.Call) or call in often or not _LOADS_IN_NAME.search(called_name(call)):
+                continue
+            if trains_from is None or call.lineno < trains_from:
+                words = (names.text(word) for word in (*call.args, *(item.value for item in call.keywords)))
+                found |= {place for word in words if (place := clean_path(word)) and not DIFFERS.search(place)}
+    return found
+
+
+def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
+    """What stands in a module or function, and in none within it."""
+    waiting = [*ast.iter_child_nodes(scope)]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, ast.FunctionDef):
+            waiting += ast.iter_child_nodes(node)
+
+
+def _saves_in(loop: ast.AST, tree: ast.Module) -> bool:
+    """Whether a loop saves, itself or in functions of the program that it calls."""
+    functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    waiting = [loop]
+    while waiting:
+        for node in ast.walk(waiting.pop()):
+            if isinstance(node, ast.Call):
+                name = called_name(node)
+                if _SAVES_IN_NAME.search(name):
+                    return True
+                waiting += filter(None, [functions.pop(name, None)])
+    return False
 
 
 def _places(call: ast.Call, names: ProgramNames) -> Iterator[str]:

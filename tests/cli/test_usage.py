@@ -357,12 +357,16 @@ def test_adopt_writes_a_plan_for_a_module_as_python_runs_it(place, capfd, file, 
     (path.parent / "__init__.py").write_text("raise SystemExit('imported')\n")
     path.write_text(TRAINS)
     program = [f"-m {module}"] if is_quoted else ["-m", module]
+    Path("plan.toml").unlink()
     said(capfd, "adopt", *program, "--out", "made.toml", "--", "--lr", "0.1", code=0)
     plan = load(Path("made.toml"))[0]
     [stage] = plan.stage
     assert (plan.name, stage.entry, stage.argv) == (name, f"-m {module}", ["--lr", "0.1"])
     assert stage.foreign.checkpoint == "out/step-*.pt"
     check_entries(plan, Path.cwd())
+    Path("made.toml").rename("plan.toml")
+    said(capfd, "adopt", *program, "--out", "second.toml", code=0)
+    assert load(Path("second.toml"))[0].name == f"{name}-second", "else one run of both"
     again = said(capfd, "adopt", *program, "--out", "made.toml", "--", "--lr", "0.1")
     assert f"kgorch adopt -m {module} --print -- --lr 0.1" in again
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from kgorch.plan import parse
 from kgorch.plan.adopted_plan import plan_text
 from kgorch.plan.program_inspection import inspect, is_carried
+from kgorch.plan.program_names import ProgramNames
 
 PUBLIC = Path(__file__).parents[1] / "programs" / "public"
 
@@ -417,6 +419,8 @@ for epoch in range(start, args.epochs):
     if epoch % 5 == 0:
         save_on_master(state, os.path.join(args.out, f"checkpoint{epoch:04}.pth"))
     torch.save(state, os.path.join(args.out, "best.pth"))
+    torch.save(state, os.path.join(args.out, "scratch.pth"))
+torch.load(os.path.join(args.out, "checkpoint.pth"))
 model.load_state_dict(torch.load(os.path.join(args.out, "best.pth")))
 """
 
@@ -426,6 +430,11 @@ model.load_state_dict(torch.load(os.path.join(args.out, "best.pth")))
     [
         ("utils.restart_from_checkpoint(os.path.join(args.out, 'checkpoint.pth'), model=model)", "out/checkpoint.pth"),
         ("path = f'{args.out}/checkpoint.pth'\nif os.path.exists(path):\n    torch.load(path)", "out/checkpoint.pth"),
+        ("torch.load(args.out + '/scratch.pth')\nupload(args.out + '/checkpoint.pth')", "out/checkpoint*.pth"),
+        (
+            "def evaluate(model):\n    torch.load(args.out + '/checkpoint.pth')\nfor n in x:\n    evaluate(model)",
+            "out/checkpoint*.pth",
+        ),
         ("parser.add_argument('--resume')\ntorch.load(args.out + '/checkpoint.pth')", "out/checkpoint*.pth"),
         ("torch.load(sorted(glob(args.out + '/checkpoint*.pth'))[-1])", "out/checkpoint*.pth"),
         ("", "out/checkpoint*.pth"),
@@ -435,6 +444,8 @@ def test_the_file_that_a_program_continues_from_by_itself_is_the_checkpoint(load
     """With the numbered ones beside it, it began anew on another machine, without a word."""
     found = inspect(f"parser.add_argument('--out', default='out')\n{loads}\n{FIXED}", [])
     assert found.checkpoint == checkpoint
+    is_told = any("out/checkpoint*.pth is not kept" in note for note in found.notes)
+    assert is_told is (checkpoint == "out/checkpoint.pth")
 
 
 @pytest.mark.parametrize(
@@ -457,6 +468,7 @@ def test_a_place_that_a_function_of_the_program_returns_is_followed(source):
         ("i", "epoch 3 iter 120 loss 0.5", ("3",)),
         ("i + 1", "epoch 3 iter 120 loss 0.5", ("3",)),
         ("i * len(batch)", "epoch 3 iter 120 loss 0.5", ("3",)),
+        ("j", "epoch 3 iter 120 loss 0.5", ("120",)),
         ("epoch * len(loader) + i", "epoch 3 iter 120 loss 0.5", ("120",)),
         ("steps", "epoch 3 iter 120 loss 0.5", ("120",)),
     ],
@@ -472,7 +484,8 @@ def test_a_place_that_a_function_of_the_program_returns_is_followed(source):
 )
 def test_what_is_counted_anew_in_each_epoch_is_no_step(form, count, line, step):
     source = (
-        "def train_one_epoch(loader, epoch):\n    for i, batch in enumerate(loader):\n        steps += 1\n"
+        "def train_one_epoch(loader, epoch):\n    for j, batch in enumerate(loader, epoch * 9):\n        pass\n"
+        "    for i, batch in enumerate(loader):\n        steps += 1\n"
         f"        print({form.format(count)})\nfor epoch in range(9):\n    train_one_epoch(loader, epoch)\n"
     )
     found = inspect(source, [])
@@ -494,9 +507,30 @@ def test_the_folders_of_ranks_are_parts_of_one_checkpoint():
     assert inspect(source, []).checkpoint == "out/iter_*"
 
 
-def test_a_place_of_which_little_is_known_is_none():
-    source = "for n in x:\n    torch.save(state, Path('out') / folder() / f'{n}')\n"
-    assert inspect(source, []).checkpoint == ""
+@pytest.mark.parametrize(
+    ("saves", "checkpoint"),
+    [
+        ("torch.save(state, Path('out') / folder() / f'{n}')", ""),
+        ("torch.save(state, f'runs/{seed}__{time}/agent_{n}.pt')", "runs/*__*/agent_*.pt"),  # a run's folder
+        ("torch.save(state, f'out/step-{n}/model.pt')", "out/step-*"),
+        ("torch.save(state, f'out/step-{n}/rank_{rank}.pt')", "out/step-*"),
+        ("torch.save(state, 'out/best.pt')\n    torch.save(state, 'out/last.pt')", "out/last.pt"),
+        ("torch.save(state, f'out/best_{n}.pt')\n    torch.save(state, f'out/training_{n}.pt')", "out/training_*.pt"),
+    ],
+)
+def test_a_folder_is_a_checkpoint_only_where_it_is_one_of_several(saves, checkpoint):
+    assert inspect(f"for n in x:\n    {saves}\n", []).checkpoint == checkpoint
+
+
+def test_source_that_calls_itself_is_inspected_in_little_time():
+    """Each call was followed through all of the function: minutes. What is counted is the walks through it."""
+    lines = "\n".join(f"    y{number} = {number}" for number in range(2000))
+    calls = "\n".join(f"load(g({number}))" for number in range(20))
+    source = f"def g(a):\n{lines}\n    return g(a) + g(a)\n{calls}\nfor n in x:\n    torch.save(s, f'out/{{n}}.pt')\n"
+    names = ProgramNames(ast.parse(source), [])
+    [function] = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    assert names._returned(function) is names._returned(function)
+    assert inspect(source, []).checkpoint == "out/*.pt"
 
 
 @pytest.mark.parametrize(
@@ -507,6 +541,7 @@ def test_a_place_of_which_little_is_known_is_none():
         ("Finetune.py", "my-GPT-Finetune"),
         ("train_gpt2.py", "train_gpt2"),
         ("-m nano.gpt.train", "nano.gpt-train"),
+        ("-m src.train", "my-GPT-train"),
         ("-m nano", "nano"),
         ("übung.py", "bung"),
     ],

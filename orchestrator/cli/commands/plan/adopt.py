@@ -67,7 +67,10 @@ def command(program: Path, words: tuple[str, ...], out: Path, only_print: bool, 
     if not foreign and (choice := why_foreign(found)):
         render.echo(f"note: {choice}", err=True)
     foreign = foreign or not is_carried(found)
-    text = plan_text(entry, list(words), found, folder=out.parent.name, is_foreign=foreign)
+    is_second = out.name != "plan.toml" and (out.parent / "plan.toml").is_file()
+    text = plan_text(
+        entry, list(words), found, folder=out.parent.name, plan=out.stem if is_second else "", is_foreign=foreign
+    )
     parse(text, out.name)  # what is written is a plan
     if not only_print and os.path.lexists(out):
         again = shlex.join(["kgorch", "adopt", *typed, "--print", *(["--", *words] if words else [])])
@@ -77,7 +80,7 @@ def command(program: Path, words: tuple[str, ...], out: Path, only_print: bool, 
             error_code="KG503",
         )
     for note in found.notes if foreign else ():
-        render.echo(f"not found: {note}", err=True)
+        render.echo(f"note: {note}", err=True)
     if only_print:
         render.echo(text, nl=False)
         return 0
