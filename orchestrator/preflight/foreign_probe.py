@@ -86,11 +86,14 @@ def _checkpoints(figures: Mapping[str, Any]) -> tuple[bool, str, str]:
         do = "correct stage.foreign.checkpoint, or have the program save more often"
         return False, f"no complete checkpoint at {place} within {figures['ran_s']:.0f} s; {figures['lies_there']}", do
     size = found[-1]["bytes"] / (1 << 20)
+    if figures["ended"] and figures["ran_s"] > LEAST_S and all(item["is_at_end"] for item in found):
+        said = f"it completed {found[-1]['path']} only at its end: each session before that loses all"
+        return False, said, "have it save more often, or, if it does, correct stage.foreign.checkpoint"
     return True, f"{len(found)} checkpoints, the newest {found[-1]['path']} with {size:.1f} MiB, copied and hashed", ""
 
 
 def _stop(figures: Mapping[str, Any]) -> tuple[bool, str, str]:
-    times = [item["at_s"] for item in figures["checkpoints"]]
+    times = [item["written_s"] for item in figures["checkpoints"]]
     interval_s = max((later - earlier for earlier, later in itertools.pairwise(times)), default=None)
     if figures["saved"]:
         loses = "saved: a wall loses nothing"

@@ -397,7 +397,7 @@ def test_adopt_says_why_a_loop_around_accelerate_is_not_carried(place, capfd, op
     (place / "work" / "t.py").write_text(source)
     assert code_of(["adopt", "t.py", "--print", *option]) == 0
     told = capfd.readouterr()
-    assert ("note: " in told.err) == is_noted
+    assert ("continues by itself" in told.err) == is_noted
     if is_noted:
         assert f"continues by itself ({flag})" in told.err and "delete launcher and [stage.foreign]" in told.err
         assert "launcher" in told.out and "[stage.foreign]" in told.out

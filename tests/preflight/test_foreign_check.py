@@ -45,6 +45,20 @@ def test_a_program_that_ends_is_said_to_have_ended_and_one_that_saves_nothing_is
     assert view["verdict"] == "does_not_run" and "left no complete checkpoint" in view["why"] and said == []
 
 
+def test_a_program_that_saves_at_its_end_alone_is_warned_of(kgorch):
+    """It was passed as one whose checkpoint is copied, and each session before the end lost all."""
+    script = "for step in $(seq 110); do echo step $step; sleep 0.1; done; mkdir -p state; echo {} > state/state.json"
+    _, said = checked(kgorch, shell_plan(script))
+    assert said[1] == "it completed state/state.json only at its end: each session before that loses all"
+
+
+def test_what_a_wall_loses_is_told_by_the_times_of_the_saves(kgorch):
+    """Not by those of the copies: a folder is copied when the next one is begun."""
+    script = "for n in 1 2 3 4 5; do mkdir -p out/$n; echo step $n; echo {} > out/$n/a.json; sleep 6; done"
+    _, said = checked(kgorch, shell_plan(script, checkpoint="out/*", incomplete=[]))
+    assert float(said[-1].rpartition("up to ")[2].removesuffix(" s")) > 5.9, said
+
+
 def test_a_file_that_names_the_newest_checkpoint_in_other_words_than_the_plan_is_told_and_the_runs_own_is_left_alone(
     kgorch,
 ):

@@ -47,12 +47,20 @@ ROOM_S = sum(ROOM_PAUSES_S)
 
 
 class Taken(NamedTuple):
-    """A checkpoint that was copied: its path, step and bytes, and the instant at which the copy began."""
+    """A checkpoint that was copied.
+
+    Attributes:
+        at_s: instant at which the copy began.
+        written_s: when its newest file was written, Unix time.
+        is_at_end: the program had ended by then.
+    """
 
     path: str
     step: int
     bytes: int
     at_s: float
+    written_s: float
+    is_at_end: bool
 
 
 class _Beside(NamedTuple):
@@ -366,16 +374,16 @@ class CheckpointWatch:
             return Wholeness.LACKING, f"it lacks {missing[0]!r:.200}, which the checkpoint before it has"
         if self._rule.incomplete:
             return Wholeness.WHOLE, ""
-        ended = "written last when the program was ended, and"
+        ended = "the program was ended soon after it was written, and"
         if unknown := [name for name, whole in proofs.items() if whole is None]:
-            return Wholeness.UNKNOWN, f"{unknown[0]!r:.200} was {ended} nothing proves it whole"
+            return Wholeness.UNKNOWN, f"{ended} nothing proves its {unknown[0]!r:.200} whole"
         if candidate.is_folder and not self._earlier_files:
             beside = self._beside(candidate)
             if not beside.is_followed:
-                return Wholeness.UNKNOWN, f"it was {ended} there is no whole one to compare its files with"
+                return Wholeness.UNKNOWN, f"{ended} there is no whole one to compare its files with"
             lacking = (foreign_checkpoint.lacks_files(candidate, files) for files in beside.files)
             if missing := next((names for names in lacking if names), []):
-                return Wholeness.UNKNOWN, f"it was {ended} it lacks {missing[0]!r:.200}, which another one has"
+                return Wholeness.UNKNOWN, f"{ended} it lacks {missing[0]!r:.200}, which another one has"
         return Wholeness.WHOLE, ""
 
     def _anew(self, candidate: ForeignCandidate, handed: Handed) -> str:
@@ -438,7 +446,7 @@ class CheckpointWatch:
         self._labels.add(folder, saved, own)
         self._number = number
         self.copy_s = max(self.copy_s, took_s)
-        self.taken.append(Taken(candidate.path, step, size, taken_s))
+        self.taken.append(Taken(candidate.path, step, size, taken_s, candidate.newest_ns / 1e9, self._has_ended))
         self._excluded.add(candidate.signature)
         self._shapes.add(foreign_checkpoint.shape_of(candidate.path))
         self.written_ns = candidate.newest_ns
