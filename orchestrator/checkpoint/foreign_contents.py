@@ -36,11 +36,14 @@ class Contents(NamedTuple):
         path: of the program's checkpoint, relative to the plan's folder.
         is_folder: a folder of files, or one file.
         files: name in the copy → name in the program's checkpoint.
+        logged: the step that the program's log was at when it was written; None where that is not known, or counts otherwise than
+            the checkpoints.
     """
 
     path: str
     is_folder: bool
     files: Mapping[str, str]
+    logged: int | None = None
 
     def place_of(self, root: Path, stored: str) -> Path:
         """Where a file of the copy belongs, in a checkpoint that lies at `root`."""
@@ -123,7 +126,8 @@ def _parsed(document: Mapping[str, Any], manifest: Manifest, pattern: str | None
     folders = {part[:end] for part in parts for end in range(1, len(part))}
     if folders & set(parts):
         raise ValueError("files: a file that is also a folder")
-    return Contents(path, is_folder, names)
+    logged = document.get("logged")
+    return Contents(path, is_folder, names, logged if type(logged) is int else None)
 
 
 def _is_outside(name: str) -> bool:

@@ -122,6 +122,25 @@ def test_a_crash_goes_on_from_the_newest_complete_checkpoint(kgorch):
     assert saved_steps(kgorch)[-1] == 30
 
 
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_program_that_begins_anew_at_its_fixed_file_is_told(kgorch, goes_on):
+    """Its steps were counted on from those before, as if it had gone on."""
+    resumes = "n=$(cat state/n); " if goes_on else ""
+    script = f"n=0; {resumes}while :; do n=$((n+1)); echo step $n; mkdir -p state; echo $n > n; mv n state/n; sleep 0.2; done"
+    plan = shell_plan(script, checkpoint="state/n", incomplete=["tmp"])
+    step = -1
+    for more in (9, 0):
+        supervisor = kgorch.background("start", str(plan.write(kgorch)))
+        wait_for_checkpoint(kgorch, step + more)
+        supervisor.terminate()
+        assert supervisor.wait(timeout=60) == 10
+        step = max(saved_steps(kgorch))
+    told = kgorch.status()["exactness"].get("training", "")
+    assert bool(told) is not goes_on
+    if not goes_on:
+        assert "was handed state/n, of step " in told and "it seems to train anew; correct stage.foreign.again" in told
+
+
 def test_a_shell_that_dies_of_the_signal_does_not_take_the_save_of_its_child_along(kgorch):
     saver = (
         "import os, signal, sys, time\n"

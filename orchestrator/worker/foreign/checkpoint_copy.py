@@ -48,12 +48,14 @@ class Described(NamedTuple):
         metrics: by name; those that were measured at `step`, else reported last.
         measured: the step at which each was printed.
         processes: of the program.
+        logged: see Contents.
     """
 
     step: int
     metrics: Mapping[str, float]
     measured: Mapping[str, int]
     processes: int
+    logged: int | None
 
 
 class ChangedMeanwhile(OSError):
@@ -87,7 +89,7 @@ def copy_in(
             errno.ENOSPC, f"no room for {candidate.bytes} bytes of {candidate.path} (free: {free})", str(root)
         )
     names = {f"f{number}": name for number, name in enumerate(candidate.files)}
-    contents = Contents(candidate.path, candidate.is_folder, names)
+    contents = Contents(candidate.path, candidate.is_folder, names, described.logged)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:

@@ -104,6 +104,7 @@ class CheckpointWatch:
         self._reported: set[str] = set()
         self._shapes: set[str] = set()  # of the paths of checkpoints that were taken or handed
         self._handed = Handed()
+        self._logged: int | None = None  # where the log was, at the newest copy
         self._examined: dict[tuple[str, _Beside], tuple[Wholeness, str]] = {}  # by signature
         self._labels = CheckpointLabels(launch, send)
         self._number: int | None = 0  # in the name of the newest one
@@ -143,6 +144,7 @@ class CheckpointWatch:
             manifest, contents = foreign_contents.read_contents(folder, self._pattern)
             self.step, self.newest, handed = manifest.step, folder, contents.path
             own = {name: value for name, value in manifest.metrics.items() if manifest.measured.get(name) == self.step}
+            self._logged = contents.logged
             self._number = number = foreign_checkpoint.number_of(contents.path, self._pattern, logged=None)
             if number == self.step:  # else its epochs may be counted otherwise than the log's
                 self._labels.add(folder, Saved(self.step, number, False, None, 0), own)
@@ -393,6 +395,14 @@ class CheckpointWatch:
         did = f"was handed {handed.path} and has saved {candidate.path}"
         return f"the program {did}: it seems to have started over; that is no progress"
 
+    def _tell_anew(self, candidate: ForeignCandidate, logged: int, before: int) -> None:
+        """It is taken all the same: a program may count its steps anew in each launch."""
+        did = f"was handed {self._handed.path}, of step {before} of its log, and has saved {candidate.path} at step {logged}"
+        do = "correct stage.foreign.again and checkpoint, unless it counts its steps anew in each launch"
+        what = f"the program {did}: it seems to train anew; {do}"
+        self._send(JournalEntry(self._launch.attempt, EventKind.EXACTNESS, {"training": what}))
+        print(f"kgorch: {what}", flush=True)
+
     def _note_log(self) -> None:
         """Keep what the log has said since a checkpoint was handed back, in the claim, too: it may be all that is left."""
         if not self._handed.path or not self._claim:
@@ -430,7 +440,16 @@ class CheckpointWatch:
         # step: the checkpoint does not compete by it.
         known = {name: at for name, at in position.measured.items() if at != step}
         measured = {name: known.get(name, max(self.step, 0)) for name in position.metrics}
-        described = Described(step, {**position.metrics, **own}, {**measured, **dict.fromkeys(own, step)}, processes)
+        counts_steps = (
+            logged is not None and abs(step - logged) <= 1
+        )  # epochs may be counted from 0 in one and from 1 in the other
+        described = Described(
+            step,
+            {**position.metrics, **own},
+            {**measured, **dict.fromkeys(own, step)},
+            processes,
+            logged if counts_steps else None,
+        )
         try:
             folder, size = checkpoint_copy.copy_in(launch, candidate, described, lambda: self._is_unchanged(candidate))
         except ChangedMeanwhile as error:
@@ -442,7 +461,9 @@ class CheckpointWatch:
         took_s = time.monotonic() - began_s
         watched = self._watched.get(candidate.path)
         self.step, self.newest, self._seen_s = step, folder, watched.since_s if watched else taken_s
-        self._handed = Handed()
+        if self._handed.path and logged is not None and self._logged is not None and logged < self._logged:
+            self._tell_anew(candidate, logged, self._logged)
+        self._handed, self._logged = Handed(), described.logged
         self._labels.add(folder, saved, own)
         self._number = number
         self.copy_s = max(self.copy_s, took_s)
