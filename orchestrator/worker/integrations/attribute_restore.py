@@ -37,7 +37,7 @@ class AttributeRestore:
     def begin(self, *, is_rest: bool) -> None:
         """The hooks of an epoch's begin have run, of its rest; or they are to run, of a whole one."""
         if self.attributes and self._saved:
-            self.attributes.put_back(self._saved, of_data=False if is_rest else None)
+            self.attributes.put_back(self._saved, of_data=False if is_rest else None, is_rest=is_rest)
         if not is_rest:
             self._saved = []
 

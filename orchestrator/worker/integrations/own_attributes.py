@@ -47,6 +47,8 @@ WHAT = "attributes that may hold more than numbers and tensors, and begin anew i
 
 NOT_THERE: Any = object()
 
+SCALARS = (bool, int, float, type(None))
+
 OF_MODULES = frozenset(vars(nn.Module()))
 """Attributes that PyTorch gives each module, whatever else has one of their names: its tables, `training`."""
 
@@ -132,7 +134,7 @@ class OwnAttributes:
 
     def state(self) -> list[list[Any]]:
         """(label, values, tensors of modules, states of generators) of each object, as far as they have changed since the training
-        began."""
+        began; the label alone of one that is left alone."""
         states, left = self._states(self._objects)
         left += [*self._too_many, *self._misfits]
         if left != self._left:
@@ -158,8 +160,9 @@ class OwnAttributes:
                 changed = NOTHING._replace(others=[type(error).__name__])
             if changed.others or room < 0:
                 left.append(f"{item.label} ({', '.join(sorted(changed.others or changed.names)[:3])})")
-                changed = NOTHING
-            states.append([item.label, changed.values, changed.modules, changed.generators])
+                states.append([item.label])
+            else:
+                states.append([item.label, changed.values, changed.modules, changed.generators])
         return states, left
 
     def _changed(self, item: _Object, storages: set[int], of_loaders: set[int]) -> _Changed:
@@ -203,11 +206,13 @@ class OwnAttributes:
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self.put_back(saved.get("objects"))
 
-    def put_back(self, saved: Any, *, of_data: bool | None = None) -> None:
+    def put_back(self, saved: Any, *, of_data: bool | None = None, is_rest: bool = False) -> None:
         """Set what `state` has returned: numbers and tensors alone, whoever has written them.
 
         Args:
             of_data: only of the objects by which the loader of the training reads, or only of the others.
+            is_rest: of an epoch whose hooks have run once more. Numbers that they have changed were at the save what they had been
+                when the training began, as a flag that the first step takes back: they are not among what is saved.
         """
         left = [entry for entry in saved if _is_entry(entry)] if isinstance(saved, list) else []
         pairs = list[tuple[_Object, _Changed]]()
@@ -215,7 +220,9 @@ class OwnAttributes:
             entry = next((entry for entry in left if entry[0] == item.label), None)
             if entry is not None and of_data in (None, item.is_data):
                 left.remove(entry)
-                values, modules, generators = (*entry[1:], {}, {})[:3]
+                values, modules, generators = (*entry[1:], {}, {}, {})[:3]
+                if is_rest and len(entry) > 1:
+                    self._set_as_begun(item)
                 pairs.append((item, _Changed(values, modules, generators, [])))
         in_place, self._misfits = self._in_place(pairs), []
         for item, saved in pairs:
@@ -227,6 +234,13 @@ class OwnAttributes:
                         item.begun.pop(name, None)
                 except Exception:  # of a module that is another one, or of a value's own code
                     self._misfits.append(f"{item.label} ({name}: of another kind or size than it was)")
+
+    def _set_as_begun(self, item: _Object) -> None:
+        own = self._attributes(item.thing)
+        for name, value in own.items():
+            begun = item.begun.get(name, NOT_THERE)
+            if type(value) in SCALARS and type(begun) in SCALARS and value != begun and not self._is_instant(value):
+                vars(item.thing)[name] = begun
 
     def _in_place(self, pairs: list[tuple[_Object, _Changed]]) -> set[int]:
         """Ids of the values that may be changed in place: all attributes that hold one get the same, and it is no weight."""
@@ -410,5 +424,5 @@ def _codes(value: Any, module: str) -> Iterator[CodeType]:
 
 def _is_entry(entry: Any) -> bool:
     """Whether it has the form of one of `state`. Earlier versions have written no modules, and no generators."""
-    is_list = isinstance(entry, list | tuple) and 2 <= len(entry) <= 4
+    is_list = isinstance(entry, list | tuple) and 1 <= len(entry) <= 4
     return is_list and isinstance(entry[0], str) and all(isinstance(part, dict) for part in entry[1:])
