@@ -104,7 +104,9 @@ class Supervisor:
         self._live = live = LiveSession(
             engine, run, plan, opened.row, opened.session, clock or SystemClock(), opened.claim.environ,
             recorded=checkpoint_rows.verified_paths(engine, run.id), nodes=self._node_group(opened),
-            saved_step=opened.row.first_step, is_attached=opened.session.is_final,
+            saved_step=opened.row.first_step,
+            # of one that is taken over: its ranks may be gone before they say so again
+            is_attached=opened.session.is_final or opened.session.phase in (Phase.TRAINING, Phase.SAVING, Phase.STOPPING),
         )  # fmt: skip
         self._clock = live.clock
         self._recorder = Recorder(live, self._journal, opened.walls.ledger)
