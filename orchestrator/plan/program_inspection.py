@@ -232,7 +232,8 @@ def _saves_to_continue_from(
         for save in saves
         if save.is_repeated
         and (place := renamed.get(save.path, save.path)) in loaded
-        and _TO_CONTINUE.search(place.rpartition("/")[2])
+        and _TO_CONTINUE.search(name := place.rpartition("/")[2])
+        and not re.search(r"best|final", name, re.IGNORECASE)
     ]
     if fixed and (others := sorted({save.path for save in saves if DIFFERS.search(save.path)})):
         found.notes.append(

@@ -68,9 +68,11 @@ def loads(tree: ast.Module, names: ProgramNames) -> set[str]:
 
     Neither in a loop nor behind one that saves. What it hands to a function of its own counts, too.
     """
-    often, found = repeated(tree), set[str]()
+    often, found, saving = repeated(tree), set[str](), _functions_that_save(tree)
     for scope in (tree, *(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))):
-        loops = [node for node in _own_nodes(scope) if isinstance(node, ast.For | ast.While) and _saves_in(node, tree)]
+        loops = [
+            node for node in _own_nodes(scope) if isinstance(node, ast.For | ast.While) and _saves_in(node, saving)
+        ]
         trains_from = min((loop.lineno for loop in loops), default=None)
         for call in _own_nodes(scope):
             if not isinstance(call, ast.Call) or call in often or not _LOADS_IN_NAME.search(called_name(call)):
@@ -91,18 +93,28 @@ def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
             waiting += ast.iter_child_nodes(node)
 
 
-def _saves_in(loop: ast.AST, tree: ast.Module) -> bool:
-    """Whether a loop saves, itself or in functions of the program that it calls."""
-    functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    waiting = [loop]
+def _functions_that_save(tree: ast.Module) -> set[str]:
+    """Names of the program's functions that save, or call one that does."""
+    calls = {node.name: set(_calls_in(node)) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    found, waiting = set[str](), [name for name, called in calls.items() if any(map(_SAVES_IN_NAME.search, called))]
+    callers: dict[str, list[str]] = {}
+    for name, called in calls.items():
+        for other in called & calls.keys():
+            callers.setdefault(other, []).append(name)
     while waiting:
-        for node in ast.walk(waiting.pop()):
-            if isinstance(node, ast.Call):
-                name = called_name(node)
-                if _SAVES_IN_NAME.search(name):
-                    return True
-                waiting += filter(None, [functions.pop(name, None)])
-    return False
+        if (name := waiting.pop()) not in found:
+            found.add(name)
+            waiting += callers.get(name, ())
+    return found
+
+
+def _calls_in(node: ast.AST) -> Iterator[str]:
+    return (called_name(item) for item in ast.walk(node) if isinstance(item, ast.Call))
+
+
+def _saves_in(loop: ast.AST, saving: set[str]) -> bool:
+    """Whether a loop saves, itself or in functions of the program that it calls."""
+    return any(name in saving or _SAVES_IN_NAME.search(name) for name in _calls_in(loop))
 
 
 def _places(call: ast.Call, names: ProgramNames) -> Iterator[str]:

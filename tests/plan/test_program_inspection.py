@@ -420,6 +420,7 @@ for epoch in range(start, args.epochs):
         save_on_master(state, os.path.join(args.out, f"checkpoint{epoch:04}.pth"))
     torch.save(state, os.path.join(args.out, "best.pth"))
     torch.save(state, os.path.join(args.out, "scratch.pth"))
+    torch.save(state, os.path.join(args.out, "best_checkpoint.pth"))
 torch.load(os.path.join(args.out, "checkpoint.pth"))
 model.load_state_dict(torch.load(os.path.join(args.out, "best.pth")))
 """
@@ -431,6 +432,7 @@ model.load_state_dict(torch.load(os.path.join(args.out, "best.pth")))
         ("utils.restart_from_checkpoint(os.path.join(args.out, 'checkpoint.pth'), model=model)", "out/checkpoint.pth"),
         ("path = f'{args.out}/checkpoint.pth'\nif os.path.exists(path):\n    torch.load(path)", "out/checkpoint.pth"),
         ("torch.load(args.out + '/scratch.pth')\nupload(args.out + '/checkpoint.pth')", "out/checkpoint*.pth"),
+        ("def evaluate():\n    torch.load(args.out + '/best_checkpoint.pth')\nevaluate()", "out/checkpoint*.pth"),
         (
             "def evaluate(model):\n    torch.load(args.out + '/checkpoint.pth')\nfor n in x:\n    evaluate(model)",
             "out/checkpoint*.pth",

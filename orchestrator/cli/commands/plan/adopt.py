@@ -67,7 +67,8 @@ def command(program: Path, words: tuple[str, ...], out: Path, only_print: bool, 
     if not foreign and (choice := why_foreign(found)):
         render.echo(f"note: {choice}", err=True)
     foreign = foreign or not is_carried(found)
-    is_second = out.name != "plan.toml" and (out.parent / "plan.toml").is_file()
+    others = {path.name for path in out.parent.glob("*.toml")} - {out.name, "pyproject.toml"}
+    is_second = bool(others) and out.name != "plan.toml"
     text = plan_text(
         entry, list(words), found, folder=out.parent.name, plan=out.stem if is_second else "", is_foreign=foreign
     )
