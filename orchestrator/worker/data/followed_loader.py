@@ -22,6 +22,7 @@ class FollowedLoader:
         open_batches: batches that it had given, when a step began, of that very step: a checkpoint counts them as not used. None
             until the first boundary in an epoch has shown it.
         on_begin: called before an epoch, or the rest of one, is read, with `begins_again`: the rest is read from the beginning on.
+        on_begun: called when what the epoch had used is read, or left out.
     """
 
     def __init__(self, loader: Iterable[Any], world_size: int, device: torch.device) -> None:
@@ -38,6 +39,7 @@ class FollowedLoader:
         self.epoch = 0
         self.open_batches: int | None = None
         self.on_begin: Callable[..., None] | None = None
+        self.on_begun: Callable[[], None] | None = None
 
     def resume(self, saved: LoaderState, ranks_before: int) -> None:
         """Continue from this position at the next iteration. Raises: CannotRestore."""
@@ -128,6 +130,8 @@ class FollowedLoader:
         if self.on_begin is not None:
             self.on_begin(begins_again=begun.begins_again)
         batches = iter(begun)  # what the epoch had used is read again here
+        if self.on_begun is not None:
+            self.on_begun()
         while True:
             self.before_batch()
             if (batch := next(batches, self)) is self:

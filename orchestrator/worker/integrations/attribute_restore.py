@@ -23,6 +23,7 @@ class AttributeRestore:
         self.attributes: OwnAttributes | None = None
         self._saved: list[list[Any]] = []
         self._of_epoch: list[list[Any]] = []  # of the loader's objects, when the running epoch began
+        self._marks: list[dict[str, Any]] | None = None  # of these, before they are read by once more
 
     def state(self) -> dict[str, Any]:
         """For the checkpoint."""
@@ -43,10 +44,17 @@ class AttributeRestore:
 
     def begin_loader(self, *, begins_again: bool) -> None:
         """The loader begins an epoch. Args: begins_again: it reads the rest of one from the beginning on."""
+        self._marks = None
         if self.attributes and self._saved:
             self.attributes.put_back(self._of_epoch if begins_again else self._saved, of_data=True)
+            self._marks = self.attributes.marks_of_data() if begins_again else None
         elif self.attributes:
             self._of_epoch = self.attributes.state_of_data()
+
+    def end_reading_again(self) -> None:
+        """What an epoch had used is read. What that has not changed hangs on the steps: it is as it was at the save."""
+        if self.attributes and self._marks is not None:
+            self.attributes.put_back(self._saved, of_data=True, marks=self._marks)
 
     def begin_step(self) -> None:
         """A step begins; the first one of a rest is the one before which the checkpoint was written."""

@@ -6,6 +6,7 @@ import collections
 import copy
 import inspect
 import itertools
+import random
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -65,8 +66,9 @@ def is_fixed(value: Any) -> bool:
 
 
 def is_generator(value: Any) -> bool:
-    """Whether it is a random generator, and none of the process's own."""
-    return isinstance(value, generator_types()) and id(value) not in of_the_process()
+    """Whether it is a random generator with a state, and none of the process's own."""
+    has_state = isinstance(value, generator_types()) and not isinstance(value, random.SystemRandom)
+    return has_state and id(value) not in of_the_process()
 
 
 def mark(value: Any) -> Any:

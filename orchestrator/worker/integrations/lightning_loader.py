@@ -24,6 +24,13 @@ class TrainingLoader(FollowedLoader):
         """The one that is followed."""
         return self._loader
 
+    @property
+    def has_no_length(self) -> bool:
+        try:
+            return len(self) < 0
+        except TypeError:
+            return True
+
     def leave(self) -> None:
         """The epoch is over: of a loader with a length nobody asks for a batch after the last one."""
         if self.running is not None and not self.running.is_over:

@@ -57,7 +57,7 @@ class LightningParts:
         roots = [
             *modules,
             *([Root("datamodule", data)] if data and not is_own_function(type(data).state_dict) else []),
-            *data_roots("train", {str(number): item for number, item in enumerate(self._loaders())}, is_read=True),
+            *_roots_of(self._loaders()),
             *(Root(type(item).__name__, item, is_callback=True) for item in callbacks),
         ]
         known = (trainer, module, data, *trainer.callbacks, *trainer.loggers, *trainer.optimizers, trainer.strategy)
@@ -65,6 +65,11 @@ class LightningParts:
             roots, known, [module, *trainer.optimizers], module.device, lambda left: self._session.note_exactness(attributes=left),
             of_loaders=lambda: self._session.generators_of_loaders,
         )  # fmt: skip
+
+    def keep_data(self, loaders: Sequence[Any]) -> None:
+        """The training reads by these loaders now."""
+        if self.restore.attributes is not None:
+            self.restore.attributes.keep_data(root.thing for root in _roots_of(loaders))
 
     def _loaders(self) -> list[Any]:
         combined = self._trainer.fit_loop._combined_loader
@@ -196,3 +201,7 @@ def _is_equal(value: Any, own: Any) -> bool:
         return bool(value == own)
     except (RuntimeError, ValueError, TypeError):
         return False
+
+
+def _roots_of(loaders: Sequence[Any]) -> Iterable[Root]:
+    return data_roots("train", {str(number): item for number, item in enumerate(loaders)}, is_read=True)

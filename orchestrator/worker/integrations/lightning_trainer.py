@@ -81,8 +81,9 @@ class LightningCarrier:
         for number, loader in enumerate(self._loaders):
             loader.start_at(epoch, 0)
             loader.is_open = self._is_set_up
-            loader.on_begin = self._parts.restore.begin_loader
+            loader.on_begin, loader.on_begun = self._parts.restore.begin_loader, self._parts.restore.end_reading_again
             session.add_followed(loader, f"train{number}")
+        self._parts.keep_data(loaders)
         # Only the loop reads by these: its setter would show them to the script, too, as `trainer.train_dataloader`.
         combined._flattened = self._loaders
 
@@ -153,6 +154,8 @@ class LightningCarrier:
             self._parts.restore.begin(is_rest=False)
         self._is_set_up = True
         fetcher = loop._data_fetcher
+        if any(loader.has_no_length for loader in self._loaders):  # a batch is read when the iterator is made
+            self._parts.begin(import_module(f"{self._root}.callbacks").Callback)
         if self._extends and trainer.current_epoch:
             loop._resuming_from_checkpoint = False  # the epoch that begins creates the iterators
         else:

@@ -147,6 +147,20 @@ class OwnAttributes:
         """The same of the objects by which the loader of the training reads; copies."""
         return copy.deepcopy(self._states([item for item in self._objects if item.is_data])[0])
 
+    def marks_of_data(self) -> list[dict[str, Any]]:
+        """What tells a change of them, by object and attribute."""
+        return [self._begun(Root(*item[:4])).begun for item in self._objects if item.is_data]
+
+    def keep_data(self, things: Iterable[Any]) -> None:
+        """The loader of the training now reads by these objects: others, made for an epoch before, are looked at no more."""
+        kept = {id(thing) for thing in things}
+        within = tuple(f"{item.label}." for item in self._objects if item.is_data and id(item.thing) in kept)
+        self._objects = [
+            item
+            for item in self._objects
+            if not item.is_data or id(item.thing) in kept or item.label.startswith(within)
+        ]
+
     def _states(self, objects: Iterable[_Object]) -> tuple[list[list[Any]], list[str]]:
         """Their states, and what is left out, in words."""
         states, left, storages = list[list[Any]](), list[str](), self._storages()
@@ -206,14 +220,18 @@ class OwnAttributes:
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self.put_back(saved.get("objects"))
 
-    def put_back(self, saved: Any, *, of_data: bool | None = None, is_rest: bool = False) -> None:
+    def put_back(
+        self, saved: Any, *, of_data: bool | None = None, is_rest: bool = False, marks: list[dict[str, Any]] | None = None
+    ) -> None:  # fmt: skip
         """Set what `state` has returned: numbers and tensors alone, whoever has written them.
 
         Args:
             of_data: only of the objects by which the loader of the training reads, or only of the others.
             is_rest: of an epoch whose hooks have run once more. Numbers that they have changed were at the save what they had been
                 when the training began, as a flag that the first step takes back: they are not among what is saved.
+            marks: of `marks_of_data`: only what has not changed since.
         """
+        changed = self._changed_since(marks) if marks is not None else set()
         left = [entry for entry in saved if _is_entry(entry)] if isinstance(saved, list) else []
         pairs = list[tuple[_Object, _Changed]]()
         for item in self._objects:
@@ -227,6 +245,8 @@ class OwnAttributes:
         in_place, self._misfits = self._in_place(pairs), []
         for item, saved in pairs:
             for name in self._names.intersection(saved.names):
+                if (id(item.thing), name) in changed:
+                    continue
                 try:
                     if _may_be_set(item.thing, name):
                         self._put_back(item.thing, name, saved, in_place)
@@ -234,6 +254,14 @@ class OwnAttributes:
                         item.begun.pop(name, None)
                 except Exception:  # of a module that is another one, or of a value's own code
                     self._misfits.append(f"{item.label} ({name}: of another kind or size than it was)")
+
+    def _changed_since(self, marks: list[dict[str, Any]]) -> set[tuple[int, str]]:
+        """(id of the object, attribute) of what has changed."""
+        found, objects = set[tuple[int, str]](), [item for item in self._objects if item.is_data]
+        for item, before, now in zip(objects, marks, self.marks_of_data(), strict=True):
+            names = before.keys() | now.keys()
+            found |= {(id(item.thing), name) for name in names if before.get(name, self) != now.get(name, self)}
+        return found
 
     def _set_as_begun(self, item: _Object) -> None:
         own = self._attributes(item.thing)
@@ -295,7 +323,7 @@ class OwnAttributes:
                 waiting.extend(
                     Root(f"{label}.{name}", value, root.is_callback, root.is_data)
                     for name, value in self._attributes(part).items()
-                    if not isinstance(value, type) and id(value) not in self._known
+                    if not isinstance(value, type) and id(value) not in self._known and not values_of.is_generator(value)
                     and (is_own_class(type(value)) or isinstance(value, nn.Module))
                 )  # fmt: skip
         looked_at = (

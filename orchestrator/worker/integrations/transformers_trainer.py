@@ -234,7 +234,11 @@ class TransformersCarrier:
                 self.loader.begin_anew()
                 if not session.resumed.is_finished:
                     session.restore_random_states()
-            self.loader.is_open, self.loader.on_begin = True, self.parts.restore.begin_loader
+            self.loader.is_open = True
+            self.loader.on_begin, self.loader.on_begun = (
+                self.parts.restore.begin_loader,
+                self.parts.restore.end_reading_again,
+            )
             trainer.callback_handler.train_dataloader = (
                 self._script_loader
             )  # a callback that reads it takes no place in the epoch

@@ -13,7 +13,7 @@ import pytest
 import torch
 from small_trainings import lightning_module, lightning_trainer_of, numbers, weights_of, whole_and_resumed
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from kgorch.worker.integrations import fabric
 from kgorch.worker.integrations.own_attributes import OwnAttributes, Root, data_roots
@@ -209,23 +209,68 @@ def test_what_is_counted_while_reading_counts_no_batch_twice_in_transformers(tra
     assert "attributes" not in carried.session._state.exactness.facts
 
 
-@pytest.mark.parametrize("cut_at", [1, 7, 11, 12])
-def test_what_is_counted_while_reading_counts_no_batch_twice_in_lightning(lightning, carried, cut_at):
-    class Module(lightning_module(lightning)):
+class CountedStream(IterableDataset):
+    """Without a length: Lightning reads a batch ahead."""
+
+    def __init__(self):
+        self.reads = self.passes = 0
+
+    def __iter__(self):
+        self.passes += 1
+        for index in range(12):
+            self.reads += 1
+            yield {"x": torch.tensor([index * (self.passes + self.reads / 100)])}
+
+
+class Module(nn.Module):
+    """Mixed into a LightningModule."""
+
+    def training_step(self, batch, index):
+        return ((self.net(batch["x"]) - 1) ** 2).mean()
+
+
+@pytest.mark.parametrize("cut_at", [1, 6, 7, 11, 12])
+@pytest.mark.parametrize("kind", ["counts", "stream", "annealed", "new generator"])
+def test_what_the_loader_reads_by_is_as_it_was_in_lightning(lightning, carried, kind, cut_at):
+    """Data that count their reads, that a callback changes at each step, or that are made anew for each epoch."""
+
+    class Anneals(lightning.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            if kind == "annealed":
+                self.data.scale *= 0.95
+
+    class Drawn(Dataset):
+        def __init__(self, epoch):
+            self.rng = np.random.default_rng(epoch)
+
+        def __len__(self):
+            return 12
+
+        def __getitem__(self, index):
+            return {"x": torch.tensor([index * self.rng.uniform()], dtype=torch.float32)}
+
+    class Own(lightning.LightningDataModule):
+        def train_dataloader(self):
+            return DataLoader(Drawn(self.trainer.current_epoch), 2, shuffle=True)
+
+    class Trained(Module, lightning_module(lightning)):
         def __init__(self):
             super().__init__()
             self.net = Annealed()
 
-        def training_step(self, batch, index):
-            return ((self.net(batch["x"]) - 1) ** 2).mean()
-
     def script():
-        module, data, collator = Module(), Counted(), Collates()
-        lightning_trainer_of(lightning).fit(module, DataLoader(data, 2, shuffle=True, collate_fn=collator))
-        return weights_of(module), data.reads, collator.calls
+        module, callback = Trained(), Anneals()
+        data = {"counts": Counted, "stream": CountedStream, "annealed": Growing, "new generator": Own}[kind]()
+        callback.data, options = data, {"reload_dataloaders_every_n_epochs": 1} if kind == "new generator" else {}
+        trainer = lightning_trainer_of(lightning, callbacks=[callback], **options)
+        loader = (
+            data if kind == "new generator" else DataLoader(data, 2, collate_fn=Collates(), shuffle=kind == "counts")
+        )
+        trainer.fit(module, loader)
+        return weights_of(module), [getattr(data, name, 0) for name in ("reads", "passes", "scale")]
 
     whole, resumed = whole_and_resumed(carried, script, cut_at)
-    assert resumed == whole and whole[1][1:] == (36, 18)
+    assert resumed == whole
 
 
 @pytest.mark.parametrize("cut_at", [4, 8, 12, 13])
@@ -395,6 +440,19 @@ def test_a_state_of_a_generator_from_a_stranger_is_refused_and_leaves_it_as_it_i
     saves.put_back([["thing", {}, {}, dict.fromkeys(("rng", "legacy", "python", "torch", "number", "train"), state)]])
     saves.state()
     assert thing.draw() == untouched.draw() and "rng: of another kind or size" in told[-1] and thing.number == 0
+
+
+def test_a_generator_of_the_scripts_own_class_goes_on_and_one_without_a_state_hinders_nothing():
+    class Own(random.Random):
+        pass
+
+    told, trained, other = [], Holder(), Holder()
+    for thing in (trained, other):
+        thing.python, thing.rng = Own(1), random.SystemRandom()
+    saves = looked_at(trained, told)
+    trained.number = 5 + trained.python.randrange(3) + int(trained.rng.random())
+    looked_at(other, told).put_back(saves.state())
+    assert (other.number, other.python.random()) == (trained.number, trained.python.random()) and not told
 
 
 def test_a_value_that_becomes_none_comes_back_as_none():
