@@ -242,7 +242,7 @@ class OwnAttributes:
                 if is_rest and len(entry) > 1:
                     self._set_as_begun(item)
                 pairs.append((item, _Changed(values, modules, generators, [])))
-        in_place, self._misfits = self._in_place(pairs), []
+        in_place, self._misfits = self._in_place(pairs, of_data), []
         for item, saved in pairs:
             for name in self._names.intersection(saved.names):
                 if (id(item.thing), name) in changed:
@@ -270,11 +270,12 @@ class OwnAttributes:
             if type(value) in SCALARS and type(begun) in SCALARS and value != begun and not self._is_instant(value):
                 vars(item.thing)[name] = begun
 
-    def _in_place(self, pairs: list[tuple[_Object, _Changed]]) -> set[int]:
+    def _in_place(self, pairs: list[tuple[_Object, _Changed]], of_data: bool | None) -> set[int]:
         """Ids of the values that may be changed in place: all attributes that hold one get the same, and it is no weight."""
         named, wanted, storages = Counter[int](), defaultdict[int, list[Any]](list), self._storages()
         for item in self._objects:
-            named.update(id(value) for value in self._attributes(item.thing).values())
+            if of_data in (None, item.is_data):
+                named.update(id(value) for value in self._attributes(item.thing).values())
         for item, saved in pairs:
             own = self._attributes(item.thing)
             for name in saved.values.keys() & own.keys():

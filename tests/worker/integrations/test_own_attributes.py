@@ -541,6 +541,24 @@ def test_what_one_object_is_to_two_attributes_stays_so_or_is_two():
     assert other.tensor is other.large and other.tensor.tolist() == [1, 1]
 
 
+def test_what_data_and_a_callback_share_stays_one_whenever_each_is_put_back():
+    def made():
+        data, callback, told = Holder(), Holder(), []
+        callback.table = data.table
+        return (
+            data,
+            callback,
+            OwnAttributes([Root("data", data, is_data=True), Root("callback", callback)], (), (), "cpu", told.append),
+        )
+
+    trained, _, saves = made()
+    trained.table["b"] = 3
+    data, callback, attributes = made()
+    for of_data in (False, True, None):
+        attributes.put_back(saves.state(), of_data=of_data)
+        assert data.table is callback.table and data.table == {"a": 1, "b": 3}
+
+
 def test_weights_are_not_written_through_an_attribute_that_began_as_one_of_them():
     model, told, thing = nn.Linear(1, 1), [], Holder()
     with torch.no_grad():
