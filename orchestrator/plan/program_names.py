@@ -337,7 +337,8 @@ class ProgramNames:
         while isinstance(node, ast.Name):
             scope = function, name
             given = [self.text(value, depth - 1) for value in self._parameters.get(scope, ())[:MOST_CALLS]]
-            given.sort(key=lambda text: not DIFFERS.search(text))  # one of many checkpoints goes before the last one
+            # one of many checkpoints goes before the last one, and any before the best one
+            given.sort(key=lambda text: (not DIFFERS.search(text), "best" in text.lower()))
             assigned = (self.text(value, depth - 1) for value in _newest_first(self._values.get(scope, ()), node))
             if texts := [*itertools.islice(assigned, MOST_CALLS), *given]:
                 return next((text for text in texts if text != "*"), "*")

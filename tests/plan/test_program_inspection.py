@@ -516,6 +516,10 @@ def test_the_folders_of_ranks_are_parts_of_one_checkpoint():
         ("torch.save(state, f'runs/{seed}__{time}/agent_{n}.pt')", "runs/*__*/agent_*.pt"),  # a run's folder
         ("torch.save(state, f'out/step-{n}/model.pt')", "out/step-*"),
         ("torch.save(state, f'out/step-{n}/rank_{rank}.pt')", "out/step-*"),
+        (
+            "save('best')\n    save('training')\ndef save(kind):\n    torch.save(state, f'out/{kind}_{n}.pt')",
+            "out/training_*.pt",
+        ),
         ("torch.save(state, 'out/best.pt')\n    torch.save(state, 'out/last.pt')", "out/last.pt"),
         ("torch.save(state, f'out/best_{n}.pt')\n    torch.save(state, f'out/training_{n}.pt')", "out/training_*.pt"),
     ],
