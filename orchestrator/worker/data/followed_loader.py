@@ -129,6 +129,7 @@ class FollowedLoader:
         self._skipped = 0
         if self.on_begin is not None:
             self.on_begin(begins_again=begun.begins_again)
+        begun.before_next = self.on_begun
         batches = iter(begun)  # what the epoch had used is read again here
         if self.on_begun is not None:
             self.on_begun()

@@ -24,7 +24,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ from kgorch.worker.data.keyed_loader import WorkerInit, keeping_states, start_it
 from kgorch.worker.data.loader_reads import MOST_AHEAD, ReadWatch, SampledBatch
 from kgorch.worker.data.loader_search import parts_of, set_epoch
 from kgorch.worker.data.random_states import LoaderRandomStates, plain
-from kgorch.worker.data.stream_state import StreamState
+from kgorch.worker.data.stream_state import StreamState, is_of_accelerate
 from kgorch.worker.data.unread_batches import Unread, UnreadBatches
 
 PROGRESS_S = 10.0
@@ -70,6 +70,8 @@ class LoaderFastForward:
             hold no more samples than were used.
         back: of the newest batches that were given, those that a checkpoint counts as not used: a resume gives them again.
         is_over: the epoch was read to its end.
+        before_next: called where used batches are read again, and a loader reads ahead: before the one behind them is read, with
+            the last of them. Of any other loader the caller does it, when it is iterated.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class LoaderFastForward:
         self._began, self._ranks_before = began, ranks_before
         self.batch = self.back = self._epoch = self._used = 0
         self.is_over = False
+        self.before_next: Callable[[], None] | None = None
         self._parts = parts_of(loader)
         self._share = self._declared_share  # until the epoch's first batch is there
         self._states = LoaderRandomStates(device, self._parts.generators)
@@ -405,6 +408,8 @@ class LoaderFastForward:
         print(what, flush=True)
         self.batch, told_s = 0, time.monotonic()
         while self.batch < batches_used if as_before else self._used < samples_used:
+            if self.before_next and 0 < self.batch == batches_used - 1 and is_of_accelerate(self._loader):
+                self.before_next()
             if (batch := next(iterator, self)) is self:
                 raise self._too_few(self.batch, batches_used)
             samples = self._size(batch) * self._world

@@ -41,7 +41,7 @@ class StreamState:
 
     def __init__(self, loader: Any, world_size: int, *, records: bool) -> None:
         self._thing = _stateful(loader, world_size)
-        self._ahead = loader if _is_of_accelerate(loader) else None  # it reads a batch ahead, from the first one on
+        self._ahead = loader if is_of_accelerate(loader) else None  # it reads a batch ahead, from the first one on
         self._records = records or self._ahead is not None
         self._states: deque[tuple[int, Any]] = deque(maxlen=MOST_BACK + 1)  # (batches that were read, the state then)
 
@@ -94,15 +94,16 @@ def _stateful(loader: Any, world_size: int) -> Any:
     """The object that knows its place; None where there is none."""
     library, dataset = type(loader).__module__.partition(".")[0], getattr(loader, "dataset", None)
     if _has_state(loader) and (library == "torchdata" or not isinstance(loader, DataLoader)):
-        return None if _is_of_accelerate(loader) else loader  # whose state counts the batch that it reads ahead
-    if _is_of_accelerate(loader) and world_size > 1 and "Dispatcher" in type(loader).__name__:
+        return None if is_of_accelerate(loader) else loader  # whose state counts the batch that it reads ahead
+    if is_of_accelerate(loader) and world_size > 1 and "Dispatcher" in type(loader).__name__:
         return None
     if isinstance(loader, DataLoader) and not loader.num_workers and isinstance(dataset, IterableDataset):
         return dataset if _has_state(dataset) and not _has_buffer(dataset) else None
     return None
 
 
-def _is_of_accelerate(loader: Any) -> bool:
+def is_of_accelerate(loader: Any) -> bool:
+    """Whether it is a loader of Accelerate's, which reads a batch ahead."""
     return type(loader).__module__.partition(".")[0] == "accelerate"
 
 
