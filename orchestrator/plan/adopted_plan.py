@@ -12,7 +12,9 @@ from kgorch.plan.program_inspection import ProgramFindings
 
 _ANY_PROGRAM = re.compile(r"(pre-?|re)?(train(er|ing)?|run|main|fit|fine-?tun(e|ing)|__main__)", re.IGNORECASE)
 """Names of programs that many projects have. The run takes the name of the folder as well: a name is that of one training."""
+
 _ANY_PACKAGE = ("", "app", "code", "lib", "scripts", "src", "tools")
+"""Names of packages that many projects have."""
 
 
 def plan_text(

@@ -25,8 +25,8 @@ NUMBER = r"([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf))"
 _COUNT, _GROUPED_COUNT = r"\s*(\d+)", r"\s*(\d+(?:,\d{3})*)"
 
 
-class _Value(NamedTuple):
-    """A value in a text. Args: is_grouped: thousands are separated by commas."""
+class _Field(NamedTuple):
+    """A value that is put into a text. Args: is_grouped: thousands are separated by commas."""
 
     expression: ast.expr | None
     is_grouped: bool
@@ -111,12 +111,12 @@ def _fixed(text: str) -> str:
     return re.escape(text).replace(r"\ ", " ")
 
 
-def _parts(node: ast.AST) -> list[str | _Value]:
+def _parts(node: ast.AST) -> list[str | _Field]:
     """The fixed parts of a text that is put together, and the values between them; [] for any other expression."""
     match node:
         case ast.JoinedStr(values=values):
             return [
-                _Value(part.value, "," in ast.unparse(part.format_spec or ast.Constant("")))
+                _Field(part.value, "," in ast.unparse(part.format_spec or ast.Constant("")))
                 if isinstance(part, ast.FormattedValue)
                 else str(getattr(part, "value", ""))
                 for part in values
@@ -130,20 +130,20 @@ def _parts(node: ast.AST) -> list[str | _Value]:
         ):
             return _split(_PERCENT, text, words[1:])
         case ast.Call(args=[_, _, *_] as words) if called_name(node) == "print":
-            return [f"{word.value!s} " if isinstance(word, ast.Constant) else _Value(word, False) for word in words]
+            return [f"{word.value!s} " if isinstance(word, ast.Constant) else _Field(word, False) for word in words]
     return []
 
 
-def _split(fields: re.Pattern[str], text: str, values: Sequence[ast.expr]) -> list[str | _Value]:
+def _split(fields: re.Pattern[str], text: str, values: Sequence[ast.expr]) -> list[str | _Field]:
     first, *pieces = fields.split(text)
     filled = (
-        _Value(value, ":" in field and "," in field)
+        _Field(value, ":" in field and "," in field)
         for field, value in itertools.zip_longest(fields.findall(text), values[: len(pieces)])
     )
     return [first, *itertools.chain.from_iterable(zip(filled, pieces, strict=True))]
 
 
-def _is_name_of_file(parts: Sequence[str | _Value]) -> bool:
+def _is_name_of_file(parts: Sequence[str | _Field]) -> bool:
     """As f"out/step-{step}.pt": nobody prints it alone."""
     texts = [text for text in parts if isinstance(text, str)]
     return not any(re.search(r"\s", text) for text in texts) and bool(texts and re.search(r"\.[a-z]\w*$", texts[-1]))

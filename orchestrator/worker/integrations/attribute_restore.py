@@ -22,8 +22,9 @@ class AttributeRestore:
     def __init__(self) -> None:
         self.attributes: OwnAttributes | None = None
         self._saved: list[list[Any]] = []
-        self._of_epoch: list[list[Any]] = []  # of the loader's objects, when the running epoch began
-        self._marks: list[dict[str, Any]] | None = None  # of these, before they are read by once more
+        # of the objects of each loader: their states when the running epoch began, and marks before they are read by once more
+        self._of_epoch: dict[str, list[list[Any]]] = {}
+        self._marks: dict[str, list[dict[str, Any]]] = {}
 
     def state(self) -> dict[str, Any]:
         """For the checkpoint."""
@@ -33,28 +34,35 @@ class AttributeRestore:
     def load(self, saved: dict[str, Any]) -> None:
         """What `state` has returned, also that of an earlier version."""
         self._saved = saved.get("attributes", [])
-        self._of_epoch = saved.get("attributes_of_epoch", [])
+        of_epoch = saved.get("attributes_of_epoch")
+        self._of_epoch = of_epoch if isinstance(of_epoch, dict) else {}
 
     def begin(self, *, is_rest: bool) -> None:
         """The hooks of an epoch's begin have run, of its rest; or they are to run, of a whole one."""
         if self.attributes and self._saved:
-            self.attributes.put_back(self._saved, of_data=False if is_rest else None, is_rest=is_rest)
+            self.attributes.put_back(self._saved, loader="" if is_rest else None, is_rest=is_rest)
         if not is_rest:
             self._saved = []
 
-    def begin_loader(self, *, begins_again: bool) -> None:
-        """The loader begins an epoch. Args: begins_again: it reads the rest of one from the beginning on."""
-        self._marks = None
-        if self.attributes and self._saved:
-            self.attributes.put_back(self._of_epoch if begins_again else self._saved, of_data=True)
-            self._marks = self.attributes.marks_of_data() if begins_again else None
-        elif self.attributes:
-            self._of_epoch = self.attributes.state_of_data()
+    def begin_loader(self, loader: str, *, begins_again: bool) -> None:
+        """A loader begins an epoch.
 
-    def end_reading_again(self) -> None:
+        Args:
+            loader: see `Root`.
+            begins_again: it reads the rest of an epoch from the beginning on.
+        """
+        self._marks.pop(loader, None)
+        if self.attributes and self._saved:
+            self.attributes.put_back(self._of_epoch.get(loader) if begins_again else self._saved, loader=loader)
+            if begins_again:
+                self._marks[loader] = self.attributes.marks_of(loader)
+        elif self.attributes:
+            self._of_epoch[loader] = self.attributes.state_of(loader)
+
+    def end_reading_again(self, loader: str) -> None:
         """What an epoch had used is read. What that has not changed hangs on the steps: it is as it was at the save."""
-        if self.attributes and self._marks is not None:
-            self.attributes.put_back(self._saved, of_data=True, marks=self._marks)
+        if self.attributes and loader in self._marks:
+            self.attributes.put_back(self._saved, loader=loader, marks=self._marks[loader])
 
     def begin_step(self) -> None:
         """A step begins; the first one of a rest is the one before which the checkpoint was written."""

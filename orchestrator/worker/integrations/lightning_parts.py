@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from kgorch.errors import CannotRestore
@@ -203,5 +203,6 @@ def _is_equal(value: Any, own: Any) -> bool:
         return False
 
 
-def _roots_of(loaders: Sequence[Any]) -> Iterable[Root]:
-    return data_roots("train", {str(number): item for number, item in enumerate(loaders)}, is_read=True)
+def _roots_of(loaders: Sequence[Any]) -> Iterator[Root]:
+    for number, item in enumerate(loaders):
+        yield from data_roots(f"train.{number}", item, loader=f"train{number}")

@@ -80,9 +80,10 @@ class LightningCarrier:
         self._loaders = [TrainingLoader(item, session.world_size, session.device) for item in loaders]
         for number, loader in enumerate(self._loaders):
             loader.start_at(epoch, 0)
-            loader.is_open = self._is_set_up
-            loader.on_begin, loader.on_begun = self._parts.restore.begin_loader, self._parts.restore.end_reading_again
-            session.add_followed(loader, f"train{number}")
+            loader.is_open, name = self._is_set_up, f"train{number}"
+            loader.on_begin = functools.partial(self._parts.restore.begin_loader, name)
+            loader.on_begun = functools.partial(self._parts.restore.end_reading_again, name)
+            session.add_followed(loader, name)
         self._parts.keep_data(loaders)
         # Only the loop reads by these: its setter would show them to the script, too, as `trainer.train_dataloader`.
         combined._flattened = self._loaders

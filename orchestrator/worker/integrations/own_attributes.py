@@ -61,13 +61,13 @@ class Root(NamedTuple):
     Attributes:
         label: by which its state is found again.
         is_callback: whatever else it holds may be state.
-        is_data: the loader of the training reads by it.
+        loader: of the training that reads by it; empty for none.
     """
 
     label: str
     thing: Any
     is_callback: bool = False
-    is_data: bool = False
+    loader: str = ""
 
 
 class _Object(NamedTuple):
@@ -81,7 +81,7 @@ class _Object(NamedTuple):
     label: str
     thing: Any
     is_callback: bool
-    is_data: bool
+    loader: str
     begun: dict[str, Any]
     kinds: dict[str, type]
 
@@ -143,22 +143,20 @@ class OwnAttributes:
             self._note(f"{WHAT}: {', '.join(left[:MOST_NAMED])}{more}" if left else "")
         return states
 
-    def state_of_data(self) -> list[list[Any]]:
-        """The same of the objects by which the loader of the training reads; copies."""
-        return copy.deepcopy(self._states([item for item in self._objects if item.is_data])[0])
+    def state_of(self, loader: str) -> list[list[Any]]:
+        """The same of the objects by which a loader reads; copies."""
+        return copy.deepcopy(self._states([item for item in self._objects if item.loader == loader])[0])
 
-    def marks_of_data(self) -> list[dict[str, Any]]:
+    def marks_of(self, loader: str) -> list[dict[str, Any]]:
         """What tells a change of them, by object and attribute."""
-        return [self._begun(Root(*item[:4])).begun for item in self._objects if item.is_data]
+        return [self._begun(Root(*item[:4])).begun for item in self._objects if item.loader == loader]
 
     def keep_data(self, things: Iterable[Any]) -> None:
-        """The loader of the training now reads by these objects: others, made for an epoch before, are looked at no more."""
+        """The loaders of the training now read by these objects: others, made for an epoch before, are looked at no more."""
         kept = {id(thing) for thing in things}
-        within = tuple(f"{item.label}." for item in self._objects if item.is_data and id(item.thing) in kept)
+        within = tuple(f"{item.label}." for item in self._objects if item.loader and id(item.thing) in kept)
         self._objects = [
-            item
-            for item in self._objects
-            if not item.is_data or id(item.thing) in kept or item.label.startswith(within)
+            item for item in self._objects if not item.loader or id(item.thing) in kept or item.label.startswith(within)
         ]
 
     def _states(self, objects: Iterable[_Object]) -> tuple[list[list[Any]], list[str]]:
@@ -221,28 +219,28 @@ class OwnAttributes:
         self.put_back(saved.get("objects"))
 
     def put_back(
-        self, saved: Any, *, of_data: bool | None = None, is_rest: bool = False, marks: list[dict[str, Any]] | None = None
+        self, saved: Any, *, loader: str | None = None, is_rest: bool = False, marks: list[dict[str, Any]] | None = None
     ) -> None:  # fmt: skip
         """Set what `state` has returned: numbers and tensors alone, whoever has written them.
 
         Args:
-            of_data: only of the objects by which the loader of the training reads, or only of the others.
+            loader: only of the objects by which it reads; "": only of those by which none does.
             is_rest: of an epoch whose hooks have run once more. Numbers that they have changed were at the save what they had been
                 when the training began, as a flag that the first step takes back: they are not among what is saved.
-            marks: of `marks_of_data`: only what has not changed since.
+            marks: of `marks_of`: only what has not changed since.
         """
-        changed = self._changed_since(marks) if marks is not None else set()
+        changed = self._changed_since(marks, loader or "") if marks is not None else set()
         left = [entry for entry in saved if _is_entry(entry)] if isinstance(saved, list) else []
         pairs = list[tuple[_Object, _Changed]]()
         for item in self._objects:
             entry = next((entry for entry in left if entry[0] == item.label), None)
-            if entry is not None and of_data in (None, item.is_data):
+            if entry is not None and loader in (None, item.loader):
                 left.remove(entry)
                 values, modules, generators = (*entry[1:], {}, {}, {})[:3]
                 if is_rest and len(entry) > 1:
                     self._set_as_begun(item)
                 pairs.append((item, _Changed(values, modules, generators, [])))
-        in_place, self._misfits = self._in_place(pairs, of_data), []
+        in_place, self._misfits = self._in_place(pairs, loader), []
         for item, saved in pairs:
             for name in self._names.intersection(saved.names):
                 if (id(item.thing), name) in changed:
@@ -255,10 +253,10 @@ class OwnAttributes:
                 except Exception:  # of a module that is another one, or of a value's own code
                     self._misfits.append(f"{item.label} ({name}: of another kind or size than it was)")
 
-    def _changed_since(self, marks: list[dict[str, Any]]) -> set[tuple[int, str]]:
+    def _changed_since(self, marks: list[dict[str, Any]], loader: str) -> set[tuple[int, str]]:
         """(id of the object, attribute) of what has changed."""
-        found, objects = set[tuple[int, str]](), [item for item in self._objects if item.is_data]
-        for item, before, now in zip(objects, marks, self.marks_of_data(), strict=True):
+        found, objects = set[tuple[int, str]](), [item for item in self._objects if item.loader == loader]
+        for item, before, now in zip(objects, marks, self.marks_of(loader), strict=True):
             names = before.keys() | now.keys()
             found |= {(id(item.thing), name) for name in names if before.get(name, self) != now.get(name, self)}
         return found
@@ -270,11 +268,11 @@ class OwnAttributes:
             if type(value) in SCALARS and type(begun) in SCALARS and value != begun and not self._is_instant(value):
                 vars(item.thing)[name] = begun
 
-    def _in_place(self, pairs: list[tuple[_Object, _Changed]], of_data: bool | None) -> set[int]:
+    def _in_place(self, pairs: list[tuple[_Object, _Changed]], loader: str | None) -> set[int]:
         """Ids of the values that may be changed in place: all attributes that hold one get the same, and it is no weight."""
         named, wanted, storages = Counter[int](), defaultdict[int, list[Any]](list), self._storages()
         for item in self._objects:
-            if of_data in (None, item.is_data):
+            if loader in (None, item.loader):
                 named.update(id(value) for value in self._attributes(item.thing).values())
         for item, saved in pairs:
             own = self._attributes(item.thing)
@@ -320,9 +318,9 @@ class OwnAttributes:
                     self._too_many.append(f"{label} (more than {MOST_OBJECTS} objects)")
                     waiting.clear()
                     break
-                found[id(part)] = Root(label, part, root.is_callback, root.is_data)
+                found[id(part)] = Root(label, part, root.is_callback, root.loader)
                 waiting.extend(
-                    Root(f"{label}.{name}", value, root.is_callback, root.is_data)
+                    Root(f"{label}.{name}", value, root.is_callback, root.loader)
                     for name, value in self._attributes(part).items()
                     if not isinstance(value, type) and id(value) not in self._known and not values_of.is_generator(value)
                     and (is_own_class(type(value)) or isinstance(value, nn.Module))
@@ -393,11 +391,11 @@ def _may_be_set(thing: Any, name: str) -> bool:
     return not callable(of_class) and not isinstance(of_class, property)
 
 
-def data_roots(name: str, data: Any, *, is_read: bool = False) -> Iterator[Root]:
+def data_roots(name: str, data: Any, *, loader: str = "") -> Iterator[Root]:
     """A data set, and those in it: of a Subset, a ConcatDataset, a DataLoader (and its `collate_fn`), a dict of them.
 
     Args:
-        is_read: by the loader of the training.
+        loader: of the training that reads by them.
     """
     waiting, count = deque([(name, data)]), 0
     while waiting and (count := count + 1) < MOST_OBJECTS:
@@ -409,9 +407,9 @@ def data_roots(name: str, data: Any, *, is_read: bool = False) -> Iterator[Root]
             inner = getattr(data, "__dict__", {})
             waiting.extend((f"{name}.{key}", inner[key]) for key in ("dataset", "datasets") if key in inner)
             if isinstance(data, DataLoader):
-                yield Root(f"{name}.collate_fn", data.collate_fn, is_data=is_read)
+                yield Root(f"{name}.collate_fn", data.collate_fn, loader=loader)
             else:
-                yield Root(name, data, is_data=is_read)
+                yield Root(name, data, loader=loader)
 
 
 def _names_that_are_set() -> set[str]:

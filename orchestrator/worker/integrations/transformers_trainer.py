@@ -98,8 +98,8 @@ class TrainerParts:
         roots = [
             Root("trainer", trainer),
             Root("model", trainer.model),
-            Root("data_collator", trainer.data_collator, is_data=True),
-            *data_roots("train_dataset", trainer.train_dataset, is_read=True),
+            Root("data_collator", trainer.data_collator, loader="train"),
+            *data_roots("train_dataset", trainer.train_dataset, loader="train"),
             *data_roots("eval_dataset", trainer.eval_dataset),
             *(Root(type(item).__name__, item, is_callback=True) for item in others),
         ]
@@ -235,10 +235,8 @@ class TransformersCarrier:
                 if not session.resumed.is_finished:
                     session.restore_random_states()
             self.loader.is_open = True
-            self.loader.on_begin, self.loader.on_begun = (
-                self.parts.restore.begin_loader,
-                self.parts.restore.end_reading_again,
-            )
+            self.loader.on_begin = functools.partial(self.parts.restore.begin_loader, "train")
+            self.loader.on_begun = functools.partial(self.parts.restore.end_reading_again, "train")
             trainer.callback_handler.train_dataloader = (
                 self._script_loader
             )  # a callback that reads it takes no place in the epoch

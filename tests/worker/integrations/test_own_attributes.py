@@ -230,11 +230,12 @@ class Module(nn.Module):
     """Mixed into a LightningModule."""
 
     def training_step(self, batch, index):
-        return ((self.net(batch["x"]) - 1) ** 2).mean()
+        parts = batch if isinstance(batch, list) else [batch]  # of several loaders
+        return sum(((self.net(part["x"]) - 1) ** 2).mean() for part in parts)
 
 
 @pytest.mark.parametrize("cut_at", [1, 6, 7, 11, 12])
-@pytest.mark.parametrize("kind", ["counts", "stream", "annealed", "new generator"])
+@pytest.mark.parametrize("kind", ["counts", "two that count", "stream", "annealed", "new generator"])
 def test_what_the_loader_reads_by_is_as_it_was_in_lightning(lightning, carried, kind, cut_at):
     """Data that count their reads, that a callback changes at each step, or that are made anew for each epoch."""
 
@@ -264,13 +265,19 @@ def test_what_the_loader_reads_by_is_as_it_was_in_lightning(lightning, carried, 
 
     def script():
         module, callback = Trained(), Anneals()
-        data = {"counts": Counted, "stream": CountedStream, "annealed": Growing, "new generator": Own}[kind]()
+        data = {
+            "counts": Counted,
+            "two that count": Counted,
+            "stream": CountedStream,
+            "annealed": Growing,
+            "new generator": Own,
+        }[kind]()
         callback.data, options = data, {"reload_dataloaders_every_n_epochs": 1} if kind == "new generator" else {}
         trainer = lightning_trainer_of(lightning, callbacks=[callback], **options)
         loader = (
             data if kind == "new generator" else DataLoader(data, 2, collate_fn=Collates(), shuffle=kind == "counts")
         )
-        trainer.fit(module, loader)
+        trainer.fit(module, [loader, DataLoader(Counted(), 2)] if kind == "two that count" else loader)
         return weights_of(module), [getattr(data, name, 0) for name in ("reads", "passes", "scale")]
 
     whole, resumed = whole_and_resumed(carried, script, cut_at)
@@ -552,14 +559,14 @@ def test_what_data_and_a_callback_share_stays_one_whenever_each_is_put_back():
         return (
             data,
             callback,
-            OwnAttributes([Root("data", data, is_data=True), Root("callback", callback)], (), (), "cpu", told.append),
+            OwnAttributes([Root("data", data, loader="train"), Root("callback", callback)], (), (), "cpu", told.append),
         )
 
     trained, _, saves = made()
     trained.table["b"] = 3
     data, callback, attributes = made()
-    for of_data in (False, True, None):
-        attributes.put_back(saves.state(), of_data=of_data)
+    for loader in ("", "train", None):
+        attributes.put_back(saves.state(), loader=loader)
         assert data.table is callback.table and data.table == {"a": 1, "b": 3}
 
 
