@@ -88,7 +88,10 @@ class Session(StepComputation):
         def end(error: BaseException | None) -> None:
             if isinstance(error, Exception):
                 self._runner.report_use()  # if memory has run out: before its second step nobody has told
-            session_end.close(error, state, own_loop, supervision, leaves_group=not is_guest, check=self._check_end)
+            try:
+                session_end.close(error, state, own_loop, supervision, leaves_group=not is_guest, check=self._check_end)
+            finally:
+                self._loop.close()
 
         session_end.opened(end)
         if supervision:

@@ -268,6 +268,10 @@ class StepLoop:
         self.in_step = True
         self._optimizer_steps.begin()
 
+    def close(self) -> None:
+        """No further step is observed."""
+        self._optimizer_steps.close()
+
     def end_step(self, samples: int) -> None:
         """Count a batch and, unless gradients of it still wait for their optimizer, a step; save or stop if it is time.
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from harness import wait_until
 from saving import Place, save
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks as HOOKS
 from torch.utils.data import DataLoader, TensorDataset
 
 from kgorch.checkpoint.folder import list_checkpoints
@@ -55,6 +56,14 @@ def test_a_session_needs_no_with_block_and_ends_once(session):
     session.end()
     session.end()
     assert not dist.is_initialized()
+
+
+def test_a_session_that_is_over_observes_no_optimizer(session, net):
+    session.boundary()
+    train(*net)
+    observed = len(HOOKS)
+    session.end()
+    assert len(HOOKS) == observed - 1
 
 
 def test_each_boundary_counts_the_step_before_it_and_the_end_counts_the_last(session, net):
