@@ -159,8 +159,9 @@ def are_of_graph(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def by_name(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The tensors of its state_dict."""
-    return {name: tensor for name, tensor in module.state_dict().items() if isinstance(tensor, torch.Tensor)}
+    """The tensors of its state_dict, and its buffers that are in none."""
+    tensors = {name: tensor for name, tensor in module.state_dict().items() if isinstance(tensor, torch.Tensor)}
+    return dict(module.named_buffers(remove_duplicate=False)) | tensors
 
 
 def held(value: Any, storages: set[int]) -> list[bool]:

@@ -35,7 +35,9 @@ def adapt(module: ModuleType) -> None:
     signals: Any = import_module(f"{root}.trainer.connectors.signal_connector")._SignalConnector
     automatic: Any = import_module(f"{root}.loops.optimization.automatic")._AutomaticOptimization
     connector: Any = import_module(f"{root}.trainer.connectors.checkpoint_connector")._CheckpointConnector
+    epoch_loop: Any = import_module(f"{root}.loops.training_epoch_loop")._TrainingEpochLoop
     connector.restore_callbacks = _with_callbacks(connector.restore_callbacks)
+    epoch_loop.advance = _advanced(epoch_loop.advance)
     automatic._make_closure = lightning_steps.in_parts(automatic._make_closure, _carrier_of)
     fit_loop._load_combined_loader_states = _followed(fit_loop._load_combined_loader_states)
     fit_loop.run = _restored(fit_loop.run)
@@ -54,6 +56,7 @@ class LightningCarrier:
 
     Attributes:
         callback: what calls `begin_step`, among the Trainer's callbacks.
+        awaits_batch: Lightning fetches a batch whose step has not begun.
         _is_rest: the epoch that begins is the rest of one, until its first step.
         _extends: a finished training is extended: an epoch begins.
     """
@@ -66,7 +69,7 @@ class LightningCarrier:
         self._parts = LightningParts(trainer, without_folder, session)
         self._loaders: list[TrainingLoader] = []
         self._is_running = self._is_set_up = False
-        self._is_rest = self._extends = False
+        self._is_rest = self._extends = self.awaits_batch = False
         self._stepped: int | None = None
         self._reported: dict[str, Any] = {}
         """The newest reported tensor of each name: held, so that no other tensor gets its address."""
@@ -216,7 +219,16 @@ class LightningCarrier:
     def _optimizers(self) -> dict[str, Any]:
         return {f"optimizer{number}": item for number, item in enumerate(self._trainer.optimizers)}
 
+    def begin_transfer(self) -> None:
+        """Begin the step before the batch goes to the device: hooks of that may draw random numbers and set attributes."""
+        progress = self._trainer.fit_loop.epoch_loop.batch_progress
+        progress.increment_ready()  # as Lightning does behind them: the loop's state counts the batch whose step begins
+        self.begin_step()
+        progress.total.ready -= 1
+        progress.current.ready -= 1
+
     def begin_step(self) -> None:
+        self.awaits_batch = False
         self.report()
         self._parts.restore.begin_step()
         loop = self._trainer.fit_loop
@@ -278,7 +290,8 @@ def _callback(root: str, carried: LightningCarrier) -> Any:
 
     class LightningCallback(base):  # type: ignore[misc]
         def on_train_batch_start(self, *_: Any) -> None:
-            carried.begin_step()
+            if carried.awaits_batch:  # no batch was transferred: the step reads its batches itself
+                carried.begin_step()
 
         def on_train_epoch_end(self, *_: Any) -> None:
             carried.report()  # before the epoch's means take the place of its last batch's values
@@ -300,6 +313,7 @@ def _carried_fit(original: Callable[..., Any], root: str) -> Callable[..., Any]:
             if session is None:
                 return original(self, *args, **kwargs)
             _require_own_process(self.strategy, root)
+            _adapt_module(import_module(f"{root}.core.module").LightningModule)
             self._kgorch = carried = LightningCarrier(self, session, root)
             self.callbacks.insert(0, carried.callback)
             given = signature.bind(self, *args, **kwargs)
@@ -366,6 +380,38 @@ def _begun(original: Callable[..., Any]) -> Callable[..., Any]:
             original(self)
 
     return on_advance_start
+
+
+def _advanced(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def advance(self: Any, *args: Any) -> None:
+        if not (carried := _carrier_of(self.trainer)):
+            original(self, *args)
+            return
+        carried.awaits_batch = True
+        try:
+            original(self, *args)
+        finally:
+            carried.awaits_batch = False
+
+    return advance
+
+
+def _adapt_module(kind: Any) -> None:
+    """Adapt LightningModule, once: it may not be there yet when the Trainer is imported."""
+    if not hasattr(original := kind._on_before_batch_transfer, "__wrapped__"):
+        kind._on_before_batch_transfer = _transferred(original)
+
+
+def _transferred(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def on_before_batch_transfer(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        trainer = getattr(self, "_trainer", None)
+        if batch is not None and trainer and (carried := _carrier_of(trainer)) and carried.awaits_batch:
+            carried.begin_transfer()
+        return original(self, batch, *args, **kwargs)
+
+    return on_before_batch_transfer
 
 
 def _marked(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import itertools
 import opcode
 import sys
@@ -189,7 +190,7 @@ class OwnAttributes:
                     others += [name] if item.is_callback else []  # it may have a state of another kind, as a metric
                 elif begun != content_of(values_of.tensors_in(value)):
                     own = {key: one for key, one in tensors.items() if storage_of(one) not in storages}
-                    if len(own) < len(held) - sum(held):  # temporary buffers are in no state_dict
+                    if len(own) < len(held) - sum(held):  # a module that leaves weights out of its state_dict
                         others.append(name)
                     else:
                         modules[name] = own
@@ -293,11 +294,17 @@ class OwnAttributes:
             generator_states.set_state(now, saved.generators[name])
         elif isinstance(now, nn.Module):
             if tensors is not None:
-                missing = set(values_of.by_name(now)) - tensors.keys()
-                held = {key for key, one in values_of.by_name(now).items() if storage_of(one) in self._storages()}
-                if missing - held:
+                there, loaded, storages = values_of.by_name(now), now.state_dict().keys(), self._storages()
+                missing = there.keys() - tensors.keys()
+                # Earlier versions have saved no buffer that is in no state_dict.
+                if any(key in loaded and storage_of(there[key]) not in storages for key in missing):
                     raise KeyError(name)
-                now.load_state_dict(tensors, strict=not missing)
+                now.load_state_dict(
+                    {key: one for key, one in tensors.items() if key in loaded}, strict=not missing & loaded
+                )
+                with torch.no_grad():
+                    for key in tensors.keys() - loaded:
+                        there[key].copy_(tensors[key])
         elif value is not NOT_THERE and values_of.is_value(value) and (values_of.is_value(now) or name not in own):
             own[name] = values_of.renewed(now, value, self._device, in_place=id(now) in in_place)
 
@@ -414,7 +421,7 @@ def data_roots(name: str, data: Any, *, loader: str = "") -> Iterator[Root]:
 
 def _names_that_are_set() -> set[str]:
     """Attributes that functions and methods of the script set, on any object."""
-    found, waiting, seen = set[str](), [frame.f_code for frame in frames_of_script()], set[CodeType]()
+    codes = [frame.f_code for frame in frames_of_script()]
     for name, module in list(sys.modules.items()):
         if issubclass(type(module), ModuleType):
             variables = object.__getattribute__(
@@ -422,20 +429,20 @@ def _names_that_are_set() -> set[str]:
             )  # of one that is loaded later, any other look loads it
             file = variables.get("__file__")
             if name == "__main__" or (isinstance(file, str) and is_of_script(file, name)):
-                waiting += itertools.chain.from_iterable(_codes(value, name) for value in list(variables.values()))
-    while waiting:
-        code = waiting.pop()
-        if code in seen:
-            continue
-        seen.add(code)
-        waiting += (item for item in code.co_consts if isinstance(item, CodeType))
-        number, extended = code.co_code, 0
-        for at in range(0, len(number), 2):
-            word, argument = number[at], number[at + 1] | extended << 8
-            extended = argument if word == opcode.EXTENDED_ARG else 0
-            if word == _STORE and argument < len(code.co_names):
-                found.add(code.co_names[argument])
-    return found
+                codes += itertools.chain.from_iterable(_codes(value, name) for value in list(variables.values()))
+    return set[str]().union(*map(_names_set_in, codes))
+
+
+@functools.cache
+def _names_set_in(code: CodeType) -> frozenset[str]:
+    """Attributes that a function sets, and those that are defined in it."""
+    words, extended, found = code.co_code, 0, set[str]()
+    for at in range(0, len(words), 2):
+        word, argument = words[at], words[at + 1] | extended << 8
+        extended = argument if word == opcode.EXTENDED_ARG else 0
+        if word == _STORE and argument < len(code.co_names):
+            found.add(code.co_names[argument])
+    return frozenset(found).union(*(_names_set_in(item) for item in code.co_consts if isinstance(item, CodeType)))
 
 
 def _codes(value: Any, module: str) -> Iterator[CodeType]:

@@ -101,6 +101,7 @@ class TrainerParts:
             Root("data_collator", trainer.data_collator, loader="train"),
             *data_roots("train_dataset", trainer.train_dataset, loader="train"),
             *data_roots("eval_dataset", trainer.eval_dataset),
+            *_function_roots(trainer),
             *(Root(type(item).__name__, item, is_callback=True) for item in others),
         ]
         saved = (*self.SUMS, *self.OF_GENERATED, self.GENERATED, "_metrics", "_tr_loss")
@@ -183,6 +184,14 @@ class TrainerLoader(FollowedLoader):
 
     def __iter__(self) -> Iterator[Any]:
         return super().__iter__() if self.is_open else iter(self._loader)
+
+
+def _function_roots(trainer: Any) -> Iterator[Root]:
+    """What the Trainer was given to call: objects of the script, and those whose methods were given."""
+    for name in ("compute_metrics", "preprocess_logits_for_metrics", "compute_loss_func", "reward_funcs"):
+        given = getattr(trainer, name, None)
+        for number, item in enumerate(given if isinstance(given, list | tuple) else [given]):
+            yield Root(f"{name}.{number}" if number else name, getattr(item, "__self__", item))
 
 
 class TransformersCarrier:

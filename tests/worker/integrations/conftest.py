@@ -20,7 +20,8 @@ from kgorch.worker.integrations import accelerate_loop, carrier, lightning_train
 def lightning(monkeypatch):
     """Lightning, adapted for one test."""
     pytest.importorskip("lightning.pytorch")
-    from lightning.pytorch.loops import evaluation_loop, fit_loop
+    from lightning.pytorch import LightningModule
+    from lightning.pytorch.loops import evaluation_loop, fit_loop, training_epoch_loop
     from lightning.pytorch.loops.optimization.automatic import _AutomaticOptimization
     from lightning.pytorch.trainer import trainer
     from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
@@ -28,6 +29,8 @@ def lightning(monkeypatch):
 
     for owner, name in (
         (_AutomaticOptimization, "_make_closure"),
+        (training_epoch_loop._TrainingEpochLoop, "advance"),
+        (LightningModule, "_on_before_batch_transfer"),
         (fit_loop._FitLoop, "_load_combined_loader_states"),
         (fit_loop._FitLoop, "run"),
         (fit_loop._FitLoop, "on_advance_start"),

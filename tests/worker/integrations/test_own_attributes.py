@@ -27,6 +27,7 @@ class Annealed(nn.Module):
     def __init__(self):
         super().__init__()
         self.net, self.temperature = nn.Linear(1, 1), 1.0
+        self.register_buffer("places", torch.arange(3.0), persistent=False)
 
     def forward(self, x):
         if self.training:
@@ -63,6 +64,7 @@ def test_attributes_around_a_trainer_of_transformers_go_on(transformers, carried
 
         def compute_loss(self, model, inputs, **_):
             out = model(inputs["x"])
+            self.teacher.places += 1
             for mean, weight in zip(self.teacher.parameters(), self.model.parameters(), strict=True):
                 mean.data.mul_(0.9).add_(weight.detach(), alpha=0.1)  # leaves no trace in the tensor's version
             with torch.no_grad():
@@ -104,7 +106,12 @@ def test_attributes_around_a_trainer_of_transformers_go_on(transformers, carried
         trainer.train()
         assert grows.until > began_s + 3600, "a time limit is the session's"
         assert trainer.unchanged.tolist() == [1, 1]
-        averages = weights_of(trainer.teacher), trainer.queue.tolist(), list(trainer.sums)
+        averages = (
+            weights_of(trainer.teacher),
+            trainer.teacher.places.tolist(),
+            trainer.queue.tolist(),
+            list(trainer.sums),
+        )
         numbers = trainer.beta, trainer.margin, data.scale, grows.epochs, grows.in_epoch, grows.sums["all"].item()
         return weights_of(model), model.temperature, numbers, averages
 
@@ -282,6 +289,87 @@ def test_what_the_loader_reads_by_is_as_it_was_in_lightning(lightning, carried, 
 
     whole, resumed = whole_and_resumed(carried, script, cut_at)
     assert resumed == whole
+
+
+@pytest.mark.parametrize("cut_at", [1, 6, 7, 11])
+@pytest.mark.parametrize("draws", ["the process's", "its own"])
+@pytest.mark.parametrize("hook", ["on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"])
+@pytest.mark.parametrize("kind", ["of the module", "of the data", "of a stream"])
+def test_what_is_done_to_a_batch_on_its_way_to_the_device_is_done_once(lightning, carried, kind, hook, draws, cut_at):
+    """Lightning does it before `on_train_batch_start`: the batch of a cut is transferred once more."""
+
+    def transfer(self, batch, *_):
+        self.seen += 1
+        noise = torch.rand((), generator=self.rng if draws == "its own" else None)
+        return {"x": batch["x"] + noise * self.seen}
+
+    class Augments:
+        def __init__(self):
+            super().__init__()
+            self.rng, self.seen = torch.Generator().manual_seed(1), 0
+
+    class Data(Augments, lightning.LightningDataModule):
+        def train_dataloader(self):
+            return DataLoader(Growing(), 2, shuffle=True)
+
+    class Trained(Augments, Module, lightning_module(lightning)):
+        def __init__(self):
+            super().__init__()
+            self.net = Annealed()
+
+    def script():
+        setattr(Data if kind == "of the data" else Trained, hook, transfer)
+        module, data = Trained(), Data()
+        loader = DataLoader(CountedStream() if kind == "of a stream" else Growing(), 2)
+        lightning_trainer_of(lightning).fit(module, data if kind == "of the data" else loader)
+        return weights_of(module), module.seen, data.seen
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at)
+    assert resumed == whole
+
+
+@pytest.mark.parametrize("way", ["object", "method", "list"])
+def test_what_a_trainer_of_transformers_was_given_to_call_goes_on(transformers, carried, way):
+    class Smooths:
+        def __init__(self):
+            self.calls, self.mean = 0, 0.0
+
+        def __call__(self, outputs, *_):
+            self.calls += 1
+            self.mean = 0.9 * self.mean + 0.1 * float(outputs.predictions.mean())
+            return {"mean": self.mean}
+
+        measure = __call__
+
+    class Plain(transformers.Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, **_):
+            out = model(inputs["x"])
+            loss = ((out - 1) ** 2).mean()
+            return (loss, {"out": out}) if return_outputs else loss
+
+        def evaluate(self, *args, **kwargs):
+            for function in getattr(self, "reward_funcs", ()):
+                function.calls += 1
+            return super().evaluate(*args, **kwargs)
+
+    def script():
+        model, metrics = Annealed(), Smooths()
+        arguments = transformers.TrainingArguments(
+            "out", use_cpu=True, report_to=[], per_device_train_batch_size=2, disable_tqdm=True, seed=3, label_names=["x"],
+            remove_unused_columns=False, save_strategy="no", num_train_epochs=3, eval_strategy="epoch",
+        )  # fmt: skip
+        given = {"object": metrics, "method": metrics.measure, "list": None}[way]
+        trainer = Plain(model, arguments, train_dataset=Growing(), eval_dataset=Growing(), compute_metrics=given)
+        if way == "list":
+            trainer.reward_funcs = [len, metrics]
+            Plain.evaluate = lambda self, *_, **__: self.reward_funcs[1](
+                type("Outputs", (), {"predictions": next(self.model.parameters()).detach()})
+            )
+        trainer.train()
+        return weights_of(model), metrics.calls, metrics.mean
+
+    whole, resumed = whole_and_resumed(carried, script, 13)
+    assert resumed == whole and whole[1][1] == 3
 
 
 @pytest.mark.parametrize("cut_at", [4, 8, 12, 13])
@@ -617,20 +705,19 @@ def test_a_model_of_very_many_modules_leaves_room_for_the_callbacks(monkeypatch)
     assert ["thing", {"number": 5}, {}, {}] in saves.state() and "(more than 5 objects)" in told[0]
 
 
-def test_a_metric_of_a_callback_and_temporary_buffers_are_named():
+def test_a_metric_of_a_callback_and_weights_that_are_in_no_state_dict_are_named():
     class Metric(nn.Module):
         total = 0
 
-    class Temporary(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("mean", torch.zeros(1), persistent=False)
+    class Hides(nn.Linear):
+        def state_dict(self, *_, **__):
+            return {}
 
     told, thing = [], Holder()
-    thing.module, thing.inner = Metric(), Temporary()
+    thing.module, thing.inner = Metric(), Hides(1, 1)
     saves = looked_at(thing, told, is_callback=True)
     thing.number = 5
-    thing.inner.mean += 1
+    thing.inner.weight.data += 1
     assert saves.state()[0] == ["thing"] and "thing (inner, module, modules)" in told[0]
 
 
