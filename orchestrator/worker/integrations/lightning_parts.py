@@ -57,7 +57,8 @@ class LightningParts:
         roots = [
             *modules,
             *([Root("datamodule", data)] if data and not is_own_function(type(data).state_dict) else []),
-            *_roots_of(self._loaders()),
+            *_roots_of(_loaders_of(trainer.fit_loop)),
+            *data_roots("val", _loaders_of(trainer.fit_loop.epoch_loop.val_loop)),
             *(Root(type(item).__name__, item, is_callback=True) for item in callbacks),
         ]
         known = (trainer, module, data, *trainer.callbacks, *trainer.loggers, *trainer.optimizers, trainer.strategy)
@@ -70,10 +71,6 @@ class LightningParts:
         """The training reads by these loaders now."""
         if self.restore.attributes is not None:
             self.restore.attributes.keep_data(root.thing for root in _roots_of(loaders))
-
-    def _loaders(self) -> list[Any]:
-        combined = self._trainer.fit_loop._combined_loader
-        return [getattr(item, "loader", item) for item in combined.flattened] if combined is not None else []
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
@@ -201,6 +198,11 @@ def _is_equal(value: Any, own: Any) -> bool:
         return bool(value == own)
     except (RuntimeError, ValueError, TypeError):
         return False
+
+
+def _loaders_of(loop: Any) -> list[Any]:
+    combined = loop._combined_loader
+    return [getattr(item, "loader", item) for item in combined.flattened] if combined is not None else []
 
 
 def _roots_of(loaders: Sequence[Any]) -> Iterator[Root]:

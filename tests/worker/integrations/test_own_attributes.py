@@ -328,6 +328,36 @@ def test_what_is_done_to_a_batch_on_its_way_to_the_device_is_done_once(lightning
     assert resumed == whole
 
 
+@pytest.mark.parametrize("cut_at", [1, 6, 7, 13])
+@pytest.mark.parametrize("looks_before", [0, 2])
+def test_data_of_a_validation_in_lightning_go_on(lightning, carried, looks_before, cut_at):
+    class Crops(Growing):
+        def __init__(self):
+            super().__init__()
+            self.rng, self.reads = np.random.default_rng(1), 0
+
+        def __getitem__(self, index):
+            self.reads += 1
+            return {"x": torch.tensor([index + self.rng.uniform()], dtype=torch.float32)}
+
+    class Trained(Module, lightning_module(lightning)):
+        def __init__(self):
+            super().__init__()
+            self.net, self.sum = Annealed(), torch.zeros(1)
+
+        def validation_step(self, batch, _):
+            self.sum += batch["x"].sum()
+
+    def script():
+        module, crops = Trained(), Crops()
+        trainer = lightning_trainer_of(lightning, num_sanity_val_steps=looks_before)
+        trainer.fit(module, DataLoader(Growing(), 2), DataLoader(crops, 4, collate_fn=Collates()))
+        return weights_of(module), module.sum.item(), crops.reads, float(crops.rng.uniform())
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at)
+    assert resumed == whole
+
+
 @pytest.mark.parametrize("way", ["object", "method", "list"])
 def test_what_a_trainer_of_transformers_was_given_to_call_goes_on(transformers, carried, way):
     class Smooths:
