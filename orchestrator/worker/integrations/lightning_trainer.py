@@ -399,7 +399,8 @@ def _advanced(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _adapt_module(kind: Any) -> None:
     """Adapt LightningModule, once: it may not be there yet when the Trainer is imported."""
-    if not hasattr(original := kind._on_before_batch_transfer, "__wrapped__"):
+    original = getattr(kind, "_on_before_batch_transfer", None)
+    if original and not hasattr(original, "__wrapped__"):  # without it a step begins at `on_train_batch_start`
         kind._on_before_batch_transfer = _transferred(original)
 
 

@@ -304,6 +304,8 @@ class OwnAttributes:
                 )
                 with torch.no_grad():
                     for key in tensors.keys() - loaded:
+                        if there[key].shape != tensors[key].shape:  # `copy_` would repeat a smaller one
+                            raise ValueError(key)
                         there[key].copy_(tensors[key])
         elif value is not NOT_THERE and values_of.is_value(value) and (values_of.is_value(now) or name not in own):
             own[name] = values_of.renewed(now, value, self._device, in_place=id(now) in in_place)

@@ -7,6 +7,7 @@ import copy
 import json
 import random
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -377,10 +378,11 @@ def test_what_a_trainer_of_transformers_was_given_to_call_goes_on(transformers, 
             loss = ((out - 1) ** 2).mean()
             return (loss, {"out": out}) if return_outputs else loss
 
-        def evaluate(self, *args, **kwargs):
-            for function in getattr(self, "reward_funcs", ()):
-                function.calls += 1
-            return super().evaluate(*args, **kwargs)
+    class Rewards(Plain):
+        """Calls a list of functions, as the trainers of TRL do."""
+
+        def evaluate(self, *_, **__):
+            self.reward_funcs[1](SimpleNamespace(predictions=next(self.model.parameters()).detach()))
 
     def script():
         model, metrics = Annealed(), Smooths()
@@ -389,12 +391,9 @@ def test_what_a_trainer_of_transformers_was_given_to_call_goes_on(transformers, 
             remove_unused_columns=False, save_strategy="no", num_train_epochs=3, eval_strategy="epoch",
         )  # fmt: skip
         given = {"object": metrics, "method": metrics.measure, "list": None}[way]
-        trainer = Plain(model, arguments, train_dataset=Growing(), eval_dataset=Growing(), compute_metrics=given)
-        if way == "list":
-            trainer.reward_funcs = [len, metrics]
-            Plain.evaluate = lambda self, *_, **__: self.reward_funcs[1](
-                type("Outputs", (), {"predictions": next(self.model.parameters()).detach()})
-            )
+        kind = Rewards if way == "list" else Plain
+        trainer = kind(model, arguments, train_dataset=Growing(), eval_dataset=Growing(), compute_metrics=given)
+        trainer.reward_funcs = [len, metrics] if way == "list" else []
         trainer.train()
         return weights_of(model), metrics.calls, metrics.mean
 
@@ -776,6 +775,11 @@ def test_a_stranger_sets_nothing_but_numbers_and_tensors_that_the_script_sets_it
     )
     saves.state()
     assert "thing (module: of another kind or size than it was)" in told[-1]
+    thing.module = Annealed()
+    saves.put_back([["thing", {}, {"module": {**Annealed().state_dict(), "places": torch.ones(1)}}]])
+    saves.state()
+    assert "thing (module: of another kind or size than it was)" in told[-1]
+    assert thing.module.places.tolist() == [0, 1, 2]
     module = Annealed()
     values = {"net": 3, "forward": 5, "training": 0, "_modules": {}, "temperature": 0.5}
     looked_at(module, told).put_back([["thing", values, {}]])
