@@ -365,11 +365,7 @@ class Kgorch:
 
     def standby(self) -> psutil.Process | None:
         """The process that has imported PyTorch for the launches of the supervisor, if it is its own."""
-        for process in processes_of(self.home):
-            with contextlib.suppress(psutil.NoSuchProcess):  # it ends, or waits for its parent to see that
-                if "kgorch.worker.standby_server" in process.cmdline():
-                    return process
-        return None
+        return next(iter(processes_of(self.home, "kgorch.worker.standby_server")), None)
 
     def checkpoints(self) -> list[Path]:
         """Those in their place; saves under way have a dot in their names."""
@@ -405,7 +401,8 @@ def command_lines() -> list[bytes]:
     return found
 
 
-def processes_of(home: Path) -> list[psutil.Process]:
+def processes_of(home: Path, running: str = "") -> list[psutil.Process]:
+    """Those that live and belong to this state folder; `running`: that have this word in their command line."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -413,6 +410,7 @@ def processes_of(home: Path) -> list[psutil.Process]:
                 process.pid != os.getpid()
                 and process.environ().get("KGORCH_HOME") == str(home)
                 and process.status() != psutil.STATUS_ZOMBIE
+                and (not running or running in process.cmdline())
             ):
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):

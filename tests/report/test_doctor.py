@@ -22,9 +22,7 @@ def mounted(kgorch: Kgorch, count: int = 32):
 
 
 def _caching(kgorch: Kgorch):
-    return [
-        process for process in processes_of(kgorch.home) if "kgorch.services.data_cache_process" in process.cmdline()
-    ]
+    return processes_of(kgorch.home, "kgorch.services.data_cache_process")
 
 
 def test_a_training_that_waits_for_its_data_is_told_so_with_the_change_to_make(kgorch):

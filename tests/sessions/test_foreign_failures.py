@@ -67,10 +67,10 @@ def test_a_save_in_answer_to_a_signal_to_all_processes_is_one(kgorch):
     )
     supervisor = kgorch.background("start", str(shell_plan(script).write(kgorch)))
     wait_for_checkpoint(kgorch)
-    processes = processes_of(kgorch.home)
-    [agent] = [process for process in processes if "kgorch.worker.foreign.agent" in process.cmdline()]
+    [agent] = processes_of(kgorch.home, "kgorch.worker.foreign.agent")
+    shell = agent.children()[0]
     agent.terminate()
-    next(process for process in processes if process.name() == "sh").terminate()
+    shell.terminate()
     assert supervisor.wait(timeout=60) == 10
     [stop] = [event["facts"] for event in kgorch.events("foreign_stopped")]
     assert stop["saved"] == "yes" and contents_of(newest(kgorch)) == {"state.json": b"2\n"}

@@ -20,7 +20,7 @@ def test_a_session_is_saved_on_request_stopped_and_gone_on_with(kgorch):
 
     second = kgorch("start", str(plan))
     assert "is live" in second.stdout and "nothing was started" in second.stdout
-    assert len([p for p in processes_of(kgorch.home) if p.cmdline()[1:3] == ["-m", "kgorch.launch.shim"]]) == 1
+    assert len(processes_of(kgorch.home, "kgorch.launch.shim")) == 1
 
     saved = kgorch("save", "test")
     assert "saved and verified" in saved.stdout

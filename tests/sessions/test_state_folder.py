@@ -18,7 +18,7 @@ LONG = {"epochs": 100_000, "sleep": 0.05}
 
 
 def shims(kgorch: Kgorch) -> list[int]:
-    return [process.pid for process in processes_of(kgorch.home) if "kgorch.launch.shim" in process.cmdline()]
+    return [process.pid for process in processes_of(kgorch.home, "kgorch.launch.shim")]
 
 
 def test_a_deleted_lock_lets_no_second_supervisor_in(kgorch):

@@ -18,7 +18,7 @@ def _folder(kgorch: Kgorch):
 
 
 def _keeper(kgorch: Kgorch) -> psutil.Process:
-    [found] = [process for process in processes_of(kgorch.home) if "kgorch.snapshots.keeper" in process.cmdline()]
+    [found] = processes_of(kgorch.home, "kgorch.snapshots.keeper")
     return found
 
 

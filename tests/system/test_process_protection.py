@@ -26,9 +26,8 @@ def oom_score_of(pid: int) -> int:
 
 def roles(kgorch) -> dict[str, int]:
     found = dict(kgorch.pids())
-    for process in processes_of(kgorch.home):
-        if "kgorch.snapshots.keeper" in process.cmdline():
-            found["keeper"] = process.pid
+    for keeper in processes_of(kgorch.home, "kgorch.snapshots.keeper"):
+        found["keeper"] = keeper.pid
     return found
 
 
