@@ -115,7 +115,7 @@ def _print_end(view: dict[str, Any], phase: Phase) -> None:
     elif phase is Phase.FAILED:
         text = _failure(view, position).render()
     else:
-        how = "saved" if phase is Phase.SUSPENDED else "cut off before its last save; the newest checkpoint"
+        how = "saved" if phase is Phase.SUSPENDED else "the newest checkpoint"
         text = f"{name}: session {render.words(phase)}: {view['why']}; {how}: {position}\nnext: {_next_step(name, view['next'])}"
     for topic in ("untracked", "training"):
         if phase is not Phase.FAILED and (lost := (view.get("exactness") or {}).get(topic)):

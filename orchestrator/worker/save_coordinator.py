@@ -17,6 +17,7 @@ from kgorch import __version__
 from kgorch.checkpoint.manifest import Manifest, creation_instant
 from kgorch.errors import UNWRITABLE
 from kgorch.protocol.launch_spec import LaunchSpec
+from kgorch.system.clock import boottime_s
 from kgorch.worker import local_tensors, rng_state, session_end
 from kgorch.worker.checkpoint import (
     gc_pause,
@@ -29,7 +30,7 @@ from kgorch.worker.checkpoint import (
 from kgorch.worker.checkpoint.snapshot_writer import RankSnapshot, is_on_disk
 from kgorch.worker.checkpoint.state_codec import CapturedState
 from kgorch.worker.memory.ladder import manifest_entries
-from kgorch.worker.ranks import process_group
+from kgorch.worker.ranks import consensus_board, process_group
 from kgorch.worker.ranks.consensus_board import DOWN, SAVE, SLOT, SNAPSHOT, STOP, UP
 from kgorch.worker.session_end import SessionOver
 from kgorch.worker.session_state import SessionState
@@ -91,7 +92,7 @@ class SaveCoordinator:
         self._state, self._launch = state, launch
         self._board, self._writer, self._best = supervision.board, supervision.writer, supervision.best
         self._ladder, self._guard = supervision.ladder, supervision.loss_guard
-        self._metric_log = supervision.metric_log
+        self._metric_log, self._link = supervision.metric_log, supervision.link
         self._next_snapshot_s = math.inf
         self.saved_at: int | None = None
         self._compared = 0
@@ -113,7 +114,7 @@ class SaveCoordinator:
             PeersLost: a rank has died.
         """
         step = self._state.position.step
-        if now_s >= self._next_snapshot_s:
+        if now_s >= self._next_snapshot_s and not self._is_last_save_near():
             self._next_snapshot_s = math.inf  # until it is taken
             self._board.ask(SNAPSHOT)
         request = self._board.tick(step)
@@ -126,6 +127,12 @@ class SaveCoordinator:
             began_s = time.monotonic()
             self._save_best(request)
             self._best.add_cost(time.monotonic() - began_s)
+
+    def _is_last_save_near(self) -> bool:
+        """Whether the request of the last save would have to wait for that of a snapshot: with steps of some seconds a snapshot
+        is nearly always asked for."""
+        deadline_s, steps_s = self._link.deadline_s, consensus_board.MOST_STEPS * self._state.timer.usual_s
+        return deadline_s is not None and boottime_s() + steps_s >= deadline_s
 
     def between_epochs(self) -> None:
         """Save the state if an evaluation between two epochs has found it to be the best. Raises: SessionOver, PeersLost."""

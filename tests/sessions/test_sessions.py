@@ -63,6 +63,16 @@ def test_the_wall_is_met_with_a_verified_save_and_the_next_start_goes_on(kgorch)
     wait_until(lambda: not processes_of(kgorch.home), within_s=20, what="nothing is left")
 
 
+def test_a_snapshot_that_is_asked_for_at_each_step_keeps_no_last_save_waiting(kgorch):
+    """With steps of some seconds a request for a snapshot was nearly always open, and the last save came steps too late."""
+    plan = kgorch.plan(ranks=2, args={"epochs": 10_000, "sleep": 0.9}, wall="24s", every="600s")
+    plan.write_text(plan.read_text().replace("[checkpoint]", '[checkpoint]\nsnapshot = "1s"'))
+    kgorch("start", str(plan), code=10)
+    assert not kgorch.events("last_save_late")
+    view = kgorch.status()
+    assert view["phase"] == "suspended" and view["checkpoint"]["step"] == view["step"] > 0
+
+
 @pytest.mark.soak  # the storm does it at any moment
 def test_killing_the_supervisor_stops_no_training_and_its_successor_takes_it_over(kgorch):
     plan = kgorch.plan(args={"epochs": 60, "sleep": 0.08}, every="2s")

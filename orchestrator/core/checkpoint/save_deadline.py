@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 STEPS_TO_AGREE = 2
-"""Steps until all ranks have agreed on the step after which they save (worker/ranks/consensus_board.py)."""
+"""Steps until all ranks have agreed on the step after which they save (worker/ranks/consensus_board.py): one until the last of them
+has seen the request, and one more."""
 
 MOMENT_S = 0.25
 """Seconds for a rank that reaches the boundary a little late. For a later one the newest snapshot is written instead."""

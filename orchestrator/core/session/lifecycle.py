@@ -314,7 +314,9 @@ def due(session: LifecycleState, now: Instant) -> Iterator[Event]:
     ):
         yield DeadlineReached()
     elif session.phase is P.TRAINING and now >= session.next_save_s and not session.is_final:
-        if deadline_s is None or now + session.save_s <= deadline_s:  # else the last save would wait for this one
+        if (
+            deadline_s is None or now + session.periodic_save_s <= deadline_s
+        ):  # else the last save would wait for this one
             yield CheckpointDue()
     elif session.phase is P.SAVING and now >= session.overdue_s:
         yield SaveFailed(f"no checkpoint within {now - session.entered_s:.0f} s of asking", overdue=True)
@@ -343,7 +345,7 @@ def _leaves_time(session: LifecycleState, now: Instant) -> bool:
     """Whether the next periodic save is over before the last one is due."""
     if session.is_final:
         return False
-    return session.deadline_s is None or max(now, session.next_save_s) + session.save_s <= session.deadline_s
+    return session.deadline_s is None or max(now, session.next_save_s) + session.periodic_save_s <= session.deadline_s
 
 
 def _needs_rescue(session: LifecycleState) -> bool:

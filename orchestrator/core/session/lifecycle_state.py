@@ -130,6 +130,11 @@ class LifecycleState:
         return max(self.wall_s - self.save_s - self.margin_s, self.entered_s + answer_s)
 
     @property
+    def periodic_save_s(self) -> float:
+        """Seconds from asking for a save during the training until it is over, and the ranks take the next request."""
+        return save_deadline.agreed_s(self.step_s) + self.save_s
+
+    @property
     def next_save_s(self) -> Instant:
         """When the next save is asked for; never of a foreign program."""
         if self.stop_s is not None:

@@ -44,6 +44,9 @@ class SupervisorLink:
         board: where orders become requests to all ranks.
         hello: makes the first message of a connection.
         status: makes the messages of each beat. Called by the link's thread.
+
+    Attributes:
+        deadline_s: boot-time reading at which the session's last save is requested; None where it has no end.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class SupervisorLink:
         status: Callable[[], Iterable[Message]],
     ) -> None:
         self._launch, self._board, self._hello, self._status = launch, board, hello, status
-        self._deadline_s = launch.deadline_s
+        self.deadline_s = launch.deadline_s
         self._stop_asked = False
         self._connection: socket.socket | None = None
         self._lines = LineBuffer()
@@ -136,7 +139,7 @@ class SupervisorLink:
                         self._receive(selector)
 
     def _watch_deadline(self, now_s: float) -> None:
-        if self._deadline_s is not None and now_s >= self._deadline_s and not self._stop_asked:
+        if self.deadline_s is not None and now_s >= self.deadline_s and not self._stop_asked:
             self.ask_stop()
 
     def _connect(self, selector: selectors.BaseSelector) -> None:
@@ -190,7 +193,7 @@ class SupervisorLink:
         elif isinstance(message, Command) and message.what in ("down", "up"):
             self._board.ask(DOWN if message.what == "down" else UP)
         elif isinstance(message, DeadlineUpdate):
-            self._deadline_s = message.at_s
+            self.deadline_s = message.at_s
 
     def _drop(self, selector: selectors.BaseSelector) -> None:
         if self._connection is not None:

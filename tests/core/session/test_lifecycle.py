@@ -273,6 +273,18 @@ def test_no_periodic_save_is_begun_that_the_last_one_would_have_to_wait_for():
     assert next_due_s(passed, 87.5) == passed.deadline_s
 
 
+def test_the_steps_in_which_the_ranks_agree_on_a_periodic_save_count_as_well():
+    """The ranks take one request after another: the last save waited for one that was asked for a step before."""
+    session = LifecycleState(wall_s=100.0, margin_s=2.0, every_s=10.0, saves=(Save(1000, 1.0),) * 4, is_measured=True)
+    for event in (SessionOpened(), Attached(1000)):
+        session, _ = advance(session, event, 60.0)
+    session = session.observing(gap_s=4.0, step_s=4.0)
+    deadline_s = session.deadline_s
+    assert deadline_s is not None and list(due(session, deadline_s - 14.0)) == [CheckpointDue()]
+    assert deadline_s - 10.0 + session.save_s < deadline_s
+    assert not list(due(session, deadline_s - 10.0)) and next_due_s(session, deadline_s - 10.0) == deadline_s
+
+
 def test_a_last_save_in_time_leaves_the_snapshot_alone(training):
     stopping, _ = advance(training, DeadlineReached(), 82.0)
     saved, _ = advance(stopping, CheckpointVerified(7, 2.0), 85.0)
