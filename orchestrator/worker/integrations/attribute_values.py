@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import collections
 import copy
+import functools
 import inspect
 import itertools
+import operator
 import random
+import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from kgorch.worker.audit.untracked_state import content_of, storage_of
 from kgorch.worker.data import batches, generator_states
 from kgorch.worker.data.loader_search import generator_types, of_the_process
+from kgorch.worker.script_code import is_own_class
 from kgorch.worker.tagged_json import DTYPES
 
 DEPTH, MOST_ITEMS, MOST_ARRAY_BYTES = 4, 10_000, 1 << 20
 """Of lists in lists; of all items of a value; of a NumPy array, which is kept as text. What is more is no plain value."""
+
+LONGEST_LISTING = 1_000_000
 
 SPECIAL_TABLES = (collections.OrderedDict, collections.defaultdict, collections.Counter)
 TABLES = (dict, *SPECIAL_TABLES)
@@ -71,6 +79,48 @@ def is_generator(value: Any) -> bool:
     return has_state and id(value) not in of_the_process()
 
 
+def has_state(value: Any) -> bool:
+    """Whether it is an object of a library that gives its state and takes it back: an optimizer, a schedule, an average."""
+    kind = type(value)
+    if not all(callable(getattr(kind, name, None)) for name in ("state_dict", "load_state_dict")):
+        return False
+    return not isinstance(value, (nn.Module, type, Dataset, DataLoader, Sampler)) and not is_own_class(kind)
+
+
+def state_of(value: Any) -> Any:
+    """The state of such an object, without its texts and functions; None where a checkpoint cannot hold it."""
+    state = _without_fixed(value.state_dict())
+    return saved(state) if type(state) is dict and is_value(state) else None
+
+
+def set_state(value: Any, state: Any) -> None:
+    """Give it a state of `state_of`, beside its present texts and functions."""
+    now = value.state_dict()
+    value.load_state_dict(_merged(now, {key: item for key, item in state.items() if key in now}))
+
+
+def _without_fixed(value: Any) -> Any:
+    if type(value) in TABLES:
+        return {key: _without_fixed(item) for key, item in value.items() if not is_fixed(item)}
+    if type(value) in (list, tuple):
+        return type(value)(None if is_fixed(item) else _without_fixed(item) for item in value)
+    return value
+
+
+def _merged(now: Any, state: Any) -> Any:
+    if is_fixed(now):
+        return now
+    if type(now) in TABLES and type(state) in TABLES:
+        table = copy.copy(now)
+        table.clear()
+        table.update((key, item) for key, item in now.items() if is_fixed(item))
+        table.update((key, _merged(now.get(key), item)) for key, item in dict(state).items())
+        return table
+    if type(now) in (list, tuple) and type(state) in (list, tuple) and len(now) == len(state):
+        return type(now)(itertools.starmap(_merged, zip(now, state, strict=True)))
+    return state
+
+
 def mark(value: Any) -> Any:
     """What tells a value from another: copies of its numbers, and samples of its tensors."""
     if isinstance(value, torch.Tensor):
@@ -84,11 +134,64 @@ def mark(value: Any) -> Any:
     return copy.copy(value)
 
 
-def mark_of_other(value: Any) -> Any:
-    """What tells an object that is no value from another: a new one, a longer list, other tensors, generators that have drawn."""
+def mark_of_other(value: Any, known: Collection[int]) -> Any:
+    """What tells an object that is no value from another: a new one, a longer list, other tensors, generators that have drawn,
+    other states of its optimizers.
+
+    Args:
+        known: ids of objects that are saved by themselves.
+    """
     size = len(value) if isinstance(value, list | dict | set | deque) else 0
-    generators = [generator_states.state_of(item) for item in _items_of(value) if is_generator(item)]
-    return id(value), size, content_of(tensors_in(value)), generators
+    items = list(_items_of(value))
+    generators = [generator_states.state_of(item) for item in items if is_generator(item)]
+    states = [mark(state_of(item)) for item in items if id(item) not in known and has_state(item)]
+    return id(value), size, content_of(tensors_in(value)), generators, states
+
+
+class Listing:
+    """A list of texts, or of rows of texts and numbers, as of the files of a data set and their labels. Its order may be state; its
+    texts are none, and are never put back.
+
+    Args:
+        rows: as they are when the training begins.
+    """
+
+    def __init__(self, rows: list[Any]) -> None:
+        self._list, self._rows = id(rows), list(rows)
+        self._checksum = functools.reduce(lambda crc, row: zlib.crc32(repr(row).encode(), crc), rows, 0)
+
+    def is_as_begun(self, rows: list[Any]) -> bool:
+        return len(rows) == len(self._rows) and all(map(operator.is_, rows, self._rows))
+
+    def order_of(self, rows: list[Any]) -> dict[str, Any] | None:
+        """Where each row was when the training began; None where one is new."""
+        places = {id(row): place for place, row in enumerate(self._rows)}
+        order = [places.get(id(row), -1) for row in rows]
+        return None if -1 in order else {"order": torch.tensor(order, dtype=torch.int64), "of": self._checksum}
+
+    def in_order(self, now: list[Any], state: Any) -> list[Any]:
+        """The rows in an order of `order_of`: in the list of the beginning, if it is still there. Raises: ValueError."""
+        order = state.get("order")
+        is_order = isinstance(order, torch.Tensor) and order.dtype == torch.int64 and order.ndim == 1
+        if state.get("of") != self._checksum or not is_order or len(order) > LONGEST_LISTING:
+            raise ValueError("another list")
+        rows = [self._rows[place] for place in order.tolist()]
+        if id(now) != self._list:
+            return rows
+        now[:] = rows
+        return now
+
+
+def is_listing(value: Any) -> bool:
+    """Whether it is a list of which the order alone may be state."""
+    return (
+        type(value) is list and 0 < len(value) <= LONGEST_LISTING and not is_value(value) and all(map(_is_row, value))
+    )
+
+
+def _is_row(row: Any) -> bool:
+    cells = row.values() if type(row) is dict else row if type(row) in (list, tuple) else (row,)
+    return all(isinstance(cell, str | bytes | int | float | PurePath | None) for cell in cells)
 
 
 def saved(value: Any) -> Any:

@@ -10,7 +10,7 @@ from kgorch.errors import CannotRestore
 from kgorch.worker import tagged_json
 from kgorch.worker.integrations import carrier, lightning_callbacks, lightning_checkpoint
 from kgorch.worker.integrations.attribute_restore import AttributeRestore
-from kgorch.worker.integrations.own_attributes import OwnAttributes, Root, data_roots
+from kgorch.worker.integrations.own_attributes import OwnAttributes, Root, data_roots, script_roots
 from kgorch.worker.script_code import is_own_function
 from kgorch.worker.session import Session
 
@@ -60,8 +60,19 @@ class LightningParts:
             *_roots_of(_loaders_of(trainer.fit_loop)),
             *data_roots("val", _loaders_of(trainer.fit_loop.epoch_loop.val_loop)),
             *(Root(type(item).__name__, item, is_callback=True) for item in callbacks),
+            *script_roots((module, data, *callbacks)),
         ]
-        known = (trainer, module, data, *trainer.callbacks, *trainer.loggers, *trainer.optimizers, trainer.strategy)
+        schedules = (config.scheduler for config in trainer.lr_scheduler_configs)
+        known = (
+            trainer,
+            module,
+            data,
+            *trainer.callbacks,
+            *trainer.loggers,
+            *trainer.optimizers,
+            *schedules,
+            trainer.strategy,
+        )
         self.restore.attributes = OwnAttributes(
             roots, known, [module, *trainer.optimizers], module.device, lambda left: self._session.note_exactness(attributes=left),
             of_loaders=lambda: self._session.generators_of_loaders,

@@ -1,5 +1,6 @@
-"""Numbers, tensors and random generators in attributes of the script's objects, which its Trainer's library does not save: of
-callbacks, the Trainer, the model's modules and data sets.
+"""Numbers, tensors, random generators, optimizers and orders of names in attributes of the script's objects, which its Trainer's
+library does not save: of callbacks, the Trainer, the model's modules and data sets. Also in variables of the script's modules and
+classes.
 
 Only attributes count that code of the script sets. They are compared with what they were when the training had begun, so that a
 session's own stay the session's. An object that also holds something that has changed and cannot be saved, as a file or what it has
@@ -29,6 +30,7 @@ from kgorch.worker.audit.script_objects import frames_of_script
 from kgorch.worker.audit.untracked_state import content_of, storage_of
 from kgorch.worker.data import generator_states
 from kgorch.worker.integrations import attribute_values as values_of
+from kgorch.worker.integrations import script_modules
 from kgorch.worker.script_code import is_of_script, is_own_class
 from kgorch.worker.wrappers import unwrapped
 
@@ -48,6 +50,9 @@ WHAT = "attributes that may hold more than numbers and tensors, and begin anew i
 
 NOT_THERE: Any = object()
 
+OF_SCRIPT = (ModuleType, type)
+"""Kinds of the roots of `script_roots`, whose variables need not be set as attributes: a function sets them by `global`."""
+
 SCALARS = (bool, int, float, type(None))
 
 OF_MODULES = frozenset(vars(nn.Module()))
@@ -63,12 +68,14 @@ class Root(NamedTuple):
         label: by which its state is found again.
         is_callback: whatever else it holds may be state.
         loader: of the training that reads by it; empty for none.
+        of_library: its class need not be the script's.
     """
 
     label: str
     thing: Any
     is_callback: bool = False
     loader: str = ""
+    of_library: bool = False
 
 
 class _Object(NamedTuple):
@@ -77,6 +84,7 @@ class _Object(NamedTuple):
     Attributes:
         begun: marks of its attributes when the training began.
         kinds: types of those that a checkpoint does not hold in their kind.
+        listings: lists of which it holds the order alone.
     """
 
     label: str
@@ -85,6 +93,7 @@ class _Object(NamedTuple):
     loader: str
     begun: dict[str, Any]
     kinds: dict[str, type]
+    listings: dict[str, values_of.Listing]
 
 
 class _Changed(NamedTuple):
@@ -93,20 +102,22 @@ class _Changed(NamedTuple):
     Attributes:
         modules: tensors of modules, by name.
         generators: states of random generators.
+        states: of optimizers, schedules and other objects of libraries that give theirs.
         others: attributes that may have changed, and cannot be saved.
     """
 
     values: dict[str, Any]
     modules: dict[str, dict[str, torch.Tensor]]
     generators: dict[str, Any]
+    states: dict[str, Any]
     others: list[str]
 
     @property
     def names(self) -> list[str]:
-        return [*self.values, *self.modules, *self.generators]
+        return [*self.values, *self.modules, *self.generators, *self.states]
 
 
-NOTHING = _Changed({}, {}, {}, [])
+NOTHING = _Changed({}, {}, {}, {}, [])
 
 
 class OwnAttributes:
@@ -130,12 +141,13 @@ class OwnAttributes:
         self._device, self._note, self._of_loaders = torch.device(device), note, of_loaders
         self._left, self._misfits, self._too_many = list[str](), list[str](), list[str]()
         self._names, self._held = _names_that_are_set() - {*without}, list(held)
+        self._tracked = {id(item) for item in self._held}
         self._objects = [self._begun(root) for root in self._found(roots)]
         self._clocks = [(clock, clock()) for clock in (time.time, time.monotonic)]
 
     def state(self) -> list[list[Any]]:
-        """(label, values, tensors of modules, states of generators) of each object, as far as they have changed since the training
-        began; the label alone of one that is left alone."""
+        """(label, values, tensors of modules, states of generators, states of other objects) of each object, as far as they have
+        changed since the training began; the label alone of one that is left alone."""
         states, left = self._states(self._objects)
         left += [*self._too_many, *self._misfits]
         if left != self._left:
@@ -168,18 +180,20 @@ class OwnAttributes:
         for item in objects:
             try:
                 changed = self._changed(item, storages, of_loaders)
-                room -= sum(tensor.nbytes for tensor in values_of.tensors_in([changed.values, changed.modules]))
+                room -= sum(
+                    tensor.nbytes for tensor in values_of.tensors_in([changed.values, changed.modules, changed.states])
+                )
             except Exception as error:  # of a value's own code: no look may cost a run
                 changed = NOTHING._replace(others=[type(error).__name__])
             if changed.others or room < 0:
                 left.append(f"{item.label} ({', '.join(sorted(changed.others or changed.names)[:3])})")
                 states.append([item.label])
             else:
-                states.append([item.label, changed.values, changed.modules, changed.generators])
+                states.append([item.label, *changed[:-1]])
         return states, left
 
     def _changed(self, item: _Object, storages: set[int], of_loaders: set[int]) -> _Changed:
-        changed = values, modules, generators, others = _Changed({}, {}, {}, [])
+        changed = values, modules, generators, states, others = _Changed({}, {}, {}, {}, [])
         for name, value in self._attributes(item.thing).items():
             begun, held = item.begun.get(name, NOT_THERE), values_of.held(value, storages)
             if id(value) in self._known or id(value) in of_loaders or (held and all(held)):
@@ -197,6 +211,18 @@ class OwnAttributes:
             elif values_of.is_generator(value):
                 if begun != (state := generator_states.state_of(value)):
                     generators[name] = state
+            elif values_of.has_state(value):
+                if id(value) not in self._tracked and begun != values_of.mark(own_state := values_of.state_of(value)):
+                    if own_state is None:
+                        others.append(name)
+                    else:
+                        states[name] = own_state
+            elif type(value) is list and (listing := item.listings.get(name)):
+                if not listing.is_as_begun(value):
+                    if (order := listing.order_of(value)) is None:
+                        others.append(name)
+                    else:
+                        states[name] = order
             elif values_of.is_value(value):
                 if self._is_instant(value) or begun == values_of.mark(value):
                     continue
@@ -237,18 +263,18 @@ class OwnAttributes:
             entry = next((entry for entry in left if entry[0] == item.label), None)
             if entry is not None and loader in (None, item.loader):
                 left.remove(entry)
-                values, modules, generators = (*entry[1:], {}, {}, {})[:3]
                 if is_rest and len(entry) > 1:
                     self._set_as_begun(item)
-                pairs.append((item, _Changed(values, modules, generators, [])))
+                values, modules, generators, states = (*entry[1:], {}, {}, {}, {})[:4]
+                pairs.append((item, _Changed(values, modules, generators, states, [])))
         in_place, self._misfits = self._in_place(pairs, loader), []
         for item, saved in pairs:
-            for name in self._names.intersection(saved.names):
+            for name in saved.names if isinstance(item.thing, OF_SCRIPT) else self._names.intersection(saved.names):
                 if (id(item.thing), name) in changed:
                     continue
                 try:
                     if _may_be_set(item.thing, name):
-                        self._put_back(item.thing, name, saved, in_place)
+                        self._put_back(item, name, saved, in_place)
                         # saved from now on, also where the session happened to begin with it
                         item.begun.pop(name, None)
                 except Exception:  # of a module that is another one, or of a value's own code
@@ -267,7 +293,7 @@ class OwnAttributes:
         for name, value in own.items():
             begun = item.begun.get(name, NOT_THERE)
             if type(value) in SCALARS and type(begun) in SCALARS and value != begun and not self._is_instant(value):
-                vars(item.thing)[name] = begun
+                _set(item.thing, name, begun)
 
     def _in_place(self, pairs: list[tuple[_Object, _Changed]], loader: str | None) -> set[int]:
         """Ids of the values that may be changed in place: all attributes that hold one get the same, and it is no weight."""
@@ -285,13 +311,20 @@ class OwnAttributes:
             key for key, marks in wanted.items() if len(marks) == named[key] and all(one == marks[0] for one in marks)
         } - held
 
-    def _put_back(self, thing: Any, name: str, saved: _Changed, in_place: set[int]) -> None:
-        own = getattr(thing, "__dict__", {})
+    def _put_back(self, item: _Object, name: str, saved: _Changed, in_place: set[int]) -> None:
+        own = getattr(item.thing, "__dict__", {})
         now, value, tensors = own.get(name), saved.values.get(name, NOT_THERE), saved.modules.get(name)
         if name in saved.generators:
             if not values_of.is_generator(now):
                 raise KeyError(name)
             generator_states.set_state(now, saved.generators[name])
+        elif name in saved.states:
+            if type(now) is list:
+                _set(item.thing, name, item.listings[name].in_order(now, saved.states[name]))
+            elif values_of.has_state(now):
+                values_of.set_state(now, copy.deepcopy(saved.states[name]))
+            else:
+                raise KeyError(name)
         elif isinstance(now, nn.Module):
             if tensors is not None:
                 there, loaded, storages = values_of.by_name(now), now.state_dict().keys(), self._storages()
@@ -307,8 +340,10 @@ class OwnAttributes:
                         if there[key].shape != tensors[key].shape:  # `copy_` would repeat a smaller one
                             raise ValueError(key)
                         there[key].copy_(tensors[key])
-        elif value is not NOT_THERE and values_of.is_value(value) and (values_of.is_value(now) or name not in own):
-            own[name] = values_of.renewed(now, value, self._device, in_place=id(now) in in_place)
+        elif value is not NOT_THERE and values_of.is_value(value):
+            is_value = values_of.is_value(now) if name in own else not isinstance(item.thing, OF_SCRIPT)
+            if is_value:
+                _set(item.thing, name, values_of.renewed(now, value, self._device, in_place=id(now) in in_place))
 
     def _found(self, roots: Iterable[Root]) -> list[Root]:
         found = dict[int, Root]()
@@ -320,7 +355,7 @@ class OwnAttributes:
             parts = thing.named_modules() if is_module else [("", thing)]
             for path, part in parts:
                 label = f"{root.label}.{path}" if path else root.label
-                is_own = is_own_class(type(part)) or root.label == "trainer"
+                is_own = is_own_class(type(part)) or root.of_library
                 if id(part) in found or not is_own or (is_module and not self._attributes(part)):
                     continue
                 if len(found) == MOST_OBJECTS:
@@ -343,25 +378,34 @@ class OwnAttributes:
     def _attributes(self, thing: Any) -> dict[str, Any]:
         """Those that code of the script sets. Empty for an object that has none of its own, as with `__slots__`."""
         found: dict[str, Any] = getattr(thing, "__dict__", {})
+        if isinstance(thing, OF_SCRIPT):
+            return {name: value for name, value in list(found.items()) if _is_variable(name, value)}
         names = self._names - OF_MODULES if isinstance(thing, nn.Module) else self._names
         return {name: value for name, value in list(found.items()) if name in names}
 
     def _begun(self, root: Root) -> _Object:
         """With marks of the values: the values themselves would be kept alive."""
-        begun, kinds = dict[str, Any](), dict[str, type]()
+        begun, kinds, listings = dict[str, Any](), dict[str, type](), dict[str, values_of.Listing]()
         for name, value in self._attributes(root.thing).items():
             with contextlib.suppress(Exception):  # of a value's own code: it counts as changed
                 if isinstance(value, nn.Module):
                     begun[name] = content_of(values_of.tensors_in(value))
                 elif values_of.is_generator(value):
                     begun[name] = generator_states.state_of(value)
+                elif values_of.has_state(value):
+                    begun[name] = values_of.mark(values_of.state_of(value))
                 elif values_of.is_value(value):
                     begun[name] = values_of.mark(value)
                 else:
-                    begun[name] = value if values_of.is_fixed(value) else values_of.mark_of_other(value)
+                    begun[name] = value if values_of.is_fixed(value) else self._mark_of_other(value)
+                if values_of.is_listing(value):
+                    listings[name] = values_of.Listing(value)
                 if values_of.is_special(value):
                     kinds[name] = type(value)
-        return _Object(*root, begun, kinds)
+        return _Object(*root[:4], begun, kinds, listings)
+
+    def _mark_of_other(self, value: Any) -> Any:
+        return values_of.mark_of_other(value, self._known | self._tracked)
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         for thing in self._held:
@@ -378,8 +422,7 @@ class OwnAttributes:
         (wall, wall_s), (other, other_s) = self._clocks
         return type(value) is float and (wall_s <= value <= wall() + A_WHILE_S or other_s <= value <= other())
 
-    @staticmethod
-    def _is_no_state(value: Any, begun: Any, *, is_callback: bool) -> bool:
+    def _is_no_state(self, value: Any, begun: Any, *, is_callback: bool) -> bool:
         """Whether what cannot be saved has not changed with the training. A device is the session's own. Of a callback any other
         object counts."""
         if isinstance(value, torch.device):
@@ -389,7 +432,19 @@ class OwnAttributes:
         tensors = values_of.tensors_in(value)
         if tensors and values_of.are_of_graph(tensors):
             return True
-        return not is_callback and bool(begun == values_of.mark_of_other(value))
+        return not is_callback and bool(begun == self._mark_of_other(value))
+
+
+def _is_variable(name: str, value: Any) -> bool:
+    """Of a module or class: what it holds besides its code."""
+    return not name.startswith("__") and (isinstance(value, str | bytes) or not values_of.is_fixed(value))
+
+
+def _set(thing: Any, name: str, value: Any) -> None:
+    if isinstance(thing, type):
+        setattr(thing, name, value)
+    else:  # without code of its own
+        vars(thing)[name] = value
 
 
 def _may_be_set(thing: Any, name: str) -> bool:
@@ -421,14 +476,23 @@ def data_roots(name: str, data: Any, *, loader: str = "") -> Iterator[Root]:
                 yield Root(name, data, loader=loader)
 
 
+def script_roots(things: Iterable[Any]) -> Iterator[Root]:
+    """The modules of the script, and its classes: of their variables those count that change while it trains.
+
+    Args:
+        things: objects of the script; see `script_modules.modules_of`.
+    """
+    modules = script_modules.modules_of(things)
+    for name, thing in itertools.chain(modules.items(), script_modules.classes_in(modules)):
+        yield Root(f"{'class' if isinstance(thing, type) else 'module'} {name}", thing, of_library=True)
+
+
 def _names_that_are_set() -> set[str]:
     """Attributes that functions and methods of the script set, on any object."""
     codes = [frame.f_code for frame in frames_of_script()]
     for name, module in list(sys.modules.items()):
         if issubclass(type(module), ModuleType):
-            variables = object.__getattribute__(
-                module, "__dict__"
-            )  # of one that is loaded later, any other look loads it
+            variables = script_modules.variables_of(module)
             file = variables.get("__file__")
             if name == "__main__" or (isinstance(file, str) and is_of_script(file, name)):
                 codes += itertools.chain.from_iterable(_codes(value, name) for value in list(variables.values()))
@@ -459,6 +523,6 @@ def _codes(value: Any, module: str) -> Iterator[CodeType]:
 
 
 def _is_entry(entry: Any) -> bool:
-    """Whether it has the form of one of `state`. Earlier versions have written no modules, and no generators."""
-    is_list = isinstance(entry, list | tuple) and 1 <= len(entry) <= 4
+    """Whether it has the form of one of `state`. Earlier versions have written no modules, generators or other states."""
+    is_list = isinstance(entry, list | tuple) and 1 <= len(entry) <= 5
     return is_list and isinstance(entry[0], str) and all(isinstance(part, dict) for part in entry[1:])

@@ -26,8 +26,9 @@ from kgorch.worker.data import batches
 from kgorch.worker.data.followed_loader import FollowedLoader
 from kgorch.worker.integrations import carrier
 from kgorch.worker.integrations.attribute_restore import AttributeRestore
-from kgorch.worker.integrations.own_attributes import OwnAttributes, Root, data_roots
+from kgorch.worker.integrations.own_attributes import OwnAttributes, Root, data_roots, script_roots
 from kgorch.worker.session import Session
+from kgorch.worker.wrappers import unwrapped
 
 STATE_FILE = "trainer_state.json"
 
@@ -94,15 +95,17 @@ class TrainerParts:
         stateful, trainer = self._stateful_callbacks(), self._trainer
         others = [item for item in trainer.callback_handler.callbacks if not any(item is one for one in stateful)]
         data = (trainer.train_dataset, trainer.eval_dataset, getattr(trainer, "processing_class", None))
-        parts = (trainer, trainer.args, trainer.state, trainer.control, trainer.model, trainer.model_wrapped, *data)
+        own = (trainer, trainer.args, trainer.state, trainer.control, trainer.model, trainer.model_wrapped)
+        parts = (*own, trainer.optimizer, trainer.lr_scheduler, *stateful, *data)
         roots = [
-            Root("trainer", trainer),
+            *(Root(label, thing, of_library=True) for label, thing in _of_library(trainer)),
             Root("model", trainer.model),
             Root("data_collator", trainer.data_collator, loader="train"),
             *data_roots("train_dataset", trainer.train_dataset, loader="train"),
             *data_roots("eval_dataset", trainer.eval_dataset),
             *_function_roots(trainer),
             *(Root(type(item).__name__, item, is_callback=True) for item in others),
+            *script_roots((trainer, trainer.model, trainer.data_collator, *others)),
         ]
         saved = (*self.SUMS, *self.OF_GENERATED, self.GENERATED, "_metrics", "_tr_loss")
         self.restore.attributes = OwnAttributes(
@@ -184,6 +187,21 @@ class TrainerLoader(FollowedLoader):
 
     def __iter__(self) -> Iterator[Any]:
         return super().__iter__() if self.is_open else iter(self._loader)
+
+
+def _of_library(trainer: Any) -> Iterator[tuple[str, Any]]:
+    """Objects of Transformers that a script changes while it trains: a callback anneals the clipping, the smoothing, a weight of a
+    loss."""
+    model = unwrapped(trainer.model)
+    yield "trainer", trainer
+    for owner, name in (
+        (trainer, "args"),
+        (trainer, "label_smoother"),
+        (model, "config"),
+        (model, "generation_config"),
+    ):
+        if (thing := getattr(owner, name, None)) is not None:
+            yield name, thing
 
 
 def _function_roots(trainer: Any) -> Iterator[Root]:

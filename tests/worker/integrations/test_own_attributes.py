@@ -121,6 +121,127 @@ def test_attributes_around_a_trainer_of_transformers_go_on(transformers, carried
     assert "attributes" not in carried.session._state.exactness.facts
 
 
+class Config:
+    """Of its attributes a function of the script changes one."""
+
+    scale, seen = 1.0, collections.Counter()
+
+
+steps_done = 0
+
+
+class Named(Dataset):
+    """What it reads is in a list of names, which the script shuffles in place."""
+
+    def __init__(self):
+        self.names = [(f"row{number}", number) for number in range(12)]
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return {"x": torch.tensor([float(self.names[index][1])])}
+
+
+class Critic:
+    """Trained beside the model, by an optimizer and a schedule that no library knows."""
+
+    def __init__(self):
+        self.net = nn.Linear(1, 1)
+        self.optimizer = torch.optim.Adam(self.net.parameters(), 0.1)
+        self.schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 0.2, total_steps=40)
+
+    def step(self, x):
+        global steps_done
+        steps_done += 1
+        Config.scale *= 0.95
+        Config.seen["steps"] += 1
+        self.optimizer.zero_grad()
+        loss = (self.net(x / 10) - 1).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.schedule.step()
+        return Config.scale * loss.item() / (1 + steps_done / 10)
+
+
+def begin_anew():
+    global steps_done
+    steps_done, Config.scale = 0, 1.0
+    Config.seen.clear()
+
+
+def changed(critic, data):
+    lr = critic.optimizer.param_groups[0]["lr"]
+    return steps_done, Config.scale, dict(Config.seen), weights_of(critic.net), lr, list(data.names)
+
+
+@pytest.mark.parametrize("cut_at", [1, 7, 12])
+def test_optimizers_names_globals_and_class_attributes_around_a_trainer_of_transformers_go_on(
+    transformers, carried, cut_at
+):
+    class Adversarial(transformers.Trainer):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.critic = Critic()
+
+        def compute_loss(self, model, inputs, **_):
+            return (model(inputs["x"]) - 1).square().mean() * self.critic.step(inputs["x"])
+
+    class Changes(transformers.TrainerCallback):
+        def __init__(self):
+            self.data = None
+
+        def on_epoch_begin(self, *_, **__):
+            random.shuffle(self.data.names)
+
+        def on_step_end(self, args, *_, **__):
+            args.max_grad_norm *= 0.9
+
+    def script():
+        begin_anew()
+        model, data, changes = nn.Linear(1, 1), Named(), Changes()
+        changes.data = data
+        arguments = transformers.TrainingArguments(
+            "out", use_cpu=True, report_to=[], per_device_train_batch_size=2, disable_tqdm=True, seed=3,
+            remove_unused_columns=False, save_strategy="no", num_train_epochs=3,
+        )  # fmt: skip
+        trainer = Adversarial(model, arguments, train_dataset=data, callbacks=[changes])
+        trainer.train()
+        return weights_of(model), arguments.max_grad_norm, changed(trainer.critic, data)
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at)
+    assert resumed == whole and whole[0] == 18 and whole[1][2][0] == 18
+    assert "attributes" not in carried.session._state.exactness.facts
+
+
+@pytest.mark.parametrize("cut_at", [1, 7, 12])
+def test_optimizers_names_globals_and_class_attributes_around_a_trainer_of_lightning_go_on(lightning, carried, cut_at):
+    class Adversarial(lightning_module(lightning)):
+        def __init__(self):
+            super().__init__()
+            self.critic = Critic()
+
+        def training_step(self, batch, index):
+            return (self.net(batch["x"] / 10) - 1).square().mean() * self.critic.step(batch["x"])
+
+        def on_train_epoch_start(self):
+            random.shuffle(data.names)
+
+    data = None
+
+    def script():
+        nonlocal data
+        begin_anew()
+        random.seed(1)
+        module, data = Adversarial(), Named()
+        lightning_trainer_of(lightning).fit(module, DataLoader(data, 2))
+        return weights_of(module), changed(module.critic, data)
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at)
+    assert resumed == whole and whole[0] == 18 and whole[1][1][0] == 18
+    assert "attributes" not in carried.session._state.exactness.facts
+
+
 @pytest.mark.parametrize("cut_at", [7, 12, 13])
 def test_attributes_of_a_module_and_its_callbacks_go_on_in_lightning(lightning, carried, cut_at):
     class Average(lightning.Callback):
@@ -512,7 +633,7 @@ def plain(value):
 def test_each_kind_of_value_comes_back_in_place():
     told, trained = [], Holder()
     saves = looked_at(trained, told)
-    assert saves.state() == [["thing", {}, {}, {}]]
+    assert saves.state() == [["thing", {}, {}, {}, {}]]
     trained.train()
     state = saves.state()
     assert set(state[0][1]) == {"number", "items", "table", "queue", "array", "scalar", "tensor", "pair", "counts"}
@@ -550,7 +671,7 @@ def test_a_generator_of_a_loader_or_of_the_process_is_saved_with_that():
     )
     saves = looked_at(thing, told)
     np.random.rand(), random.random(), torch.rand(1)
-    assert saves.state() == [["thing", {}, {}, {}]]
+    assert saves.state() == [["thing", {}, {}, {}, {}]]
     thing = Holder()
     saves = OwnAttributes(
         [Root("thing", thing)], (), (), "cpu", told.append, of_loaders=lambda: [thing.torch, thing.rng]
@@ -614,6 +735,59 @@ def changed_and_put_back(change, before=lambda thing: None):
     before(other)
     looked_at(other, told).put_back(state)
     return trained, other, told
+
+
+class Keeps:
+    """Optimizers in several places, and names."""
+
+    def __init__(self):
+        self.weight = nn.Parameter(torch.ones(2))
+        self.optimizer = torch.optim.SGD([self.weight], 0.1, momentum=0.9)
+        self.all, self.names = [torch.optim.SGD([self.weight], 0.1, momentum=0.9)], ["a", "b", "c"]
+
+    def train(self):
+        self.weight.grad = torch.ones(2)
+        self.optimizer.step()
+
+
+def test_an_optimizer_in_a_list_is_named_and_one_that_a_checkpoint_holds_is_not():
+    thing, told = Keeps(), []
+    saves = OwnAttributes([Root("thing", thing)], (), [thing.optimizer], "cpu", told.append)
+    thing.train()
+    assert not saves.state()[0][4] and not told
+    thing.weight.grad = torch.ones(2)
+    thing.all[0].step()
+    assert saves.state() == [["thing"]] and "thing (all)" in told[0]
+
+
+def test_a_list_of_names_comes_back_in_its_order_where_it_is_the_same_list():
+    thing, other = Keeps(), Keeps()
+    saves, restores = (OwnAttributes([Root("thing", item)], (), (), "cpu", print) for item in (thing, other))
+    thing.names.reverse()
+    saved, shared = saves.state(), other.names
+    restores.put_back(saved)
+    assert other.names == ["c", "b", "a"] and other.names is shared
+    thing.names.append("d")
+    assert saves.state() == [["thing"]], "a name comes from no checkpoint"
+    third = Keeps()
+    third.names = ["a", "b", "x"]
+    told = []
+    misfits = OwnAttributes([Root("thing", third)], (), (), "cpu", told.append)
+    misfits.put_back(saved)
+    misfits.state()
+    assert third.names == ["a", "b", "x"] and "thing (names: of another kind or size than it was)" in told[0]
+
+
+@pytest.mark.parametrize(
+    "state", [5, {}, {"order": torch.tensor([9, 9, 9]), "of": 0}, {"order": [1], "of": "x"}, {"param_groups": 5}]
+)
+def test_states_of_a_stranger_are_refused(state):
+    thing, told = Keeps(), []
+    saves = OwnAttributes([Root("thing", thing)], (), (), "cpu", told.append)
+    saves.put_back([["thing", {}, {}, {}, dict.fromkeys(("optimizer", "all", "names", "weight", "train"), state)]])
+    saves.state()
+    assert thing.names == ["a", "b", "c"] and len(thing.all) == 1 and callable(thing.train)
+    assert thing.weight.tolist() == [1, 1] and thing.optimizer.param_groups[0]["lr"] == 0.1
 
 
 def test_the_device_of_a_batch_is_no_state():
@@ -731,7 +905,7 @@ def test_a_model_of_very_many_modules_leaves_room_for_the_callbacks(monkeypatch)
     model = nn.Sequential(*(Annealed() for _ in range(9)))
     saves = OwnAttributes([Root("model", model), Root("thing", thing)], (), [model], "cpu", told.append)
     thing.number = 5
-    assert ["thing", {"number": 5}, {}, {}] in saves.state() and "(more than 5 objects)" in told[0]
+    assert ["thing", {"number": 5}, {}, {}, {}] in saves.state() and "(more than 5 objects)" in told[0]
 
 
 def test_a_metric_of_a_callback_and_weights_that_are_in_no_state_dict_are_named():
@@ -822,7 +996,7 @@ def test_a_tensor_of_a_graph_and_one_that_the_checkpoint_holds_are_none_of_an_ob
     thing.module = model
     with torch.no_grad():
         model.weight.add_(1)
-    assert saves.state() == [["thing", {}, {}, {}]] and not told
+    assert saves.state() == [["thing", {}, {}, {}, {}]] and not told
 
 
 def test_objects_in_objects_are_looked_at_and_those_of_libraries_are_not():
