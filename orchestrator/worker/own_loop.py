@@ -25,6 +25,8 @@ class OwnLoop:
         self._is_begun = False
         self._samples: int | None = None
         self._used = 0  # samples of the followed loaders at the newest boundary
+        self._driver: FollowedLoader | None = None  # whose epochs are those of the loop
+        self._epochs_before = 0  # epochs of other loaders
 
     def boundary(
         self, *, samples: int | None = None, epoch: int | None = None, open_batches: int | None = None
@@ -35,13 +37,12 @@ class OwnLoop:
             open_batches: see FollowedLoader.
         """
         state, at = self._state, self._state.position
-        for loader in state.followed.values():
-            loader.at_boundary(is_first=not self._is_begun, open_batches=open_batches)
+        self._see_loaders(open_batches)
         # Before the step before it is ended: what is saved there goes on with this epoch, as the loaders do.
         if epoch is not None:
             at.epoch = epoch
-        elif state.followed and not self._loop.counts_epochs:
-            at.epoch = next(iter(state.followed.values())).epoch
+        elif self._driver is not None and not self._loop.counts_epochs:
+            at.epoch = self._epochs_before + self._driver.epoch
         if self._is_begun:
             self._loop.end_step(self._samples_of_step())
             self._samples = samples
@@ -54,6 +55,27 @@ class OwnLoop:
                 0
             )  # the quick test, or the probe, of this stage is over; the rest of the script is not run
         self._loop.begin_step()
+
+    def _see_loaders(self, open_batches: int | None) -> None:
+        """A loader whose batches come before the boundary drives the loop. Another may take its place, as one with larger batches
+        in later epochs; one that is read within the steps does not."""
+        loaders, is_first = list(self._state.followed.values()), not self._is_begun
+        given = [loader for loader in loaders if loader.has_given]
+        driving = [loader for loader in given if is_first or loader.open_batches]
+        for loader in loaders:
+            is_unknown = open_batches is None and loader.open_batches is None and loader not in driving
+            is_within = is_unknown and bool(driving) == (loader.running is not None)
+            loader.at_boundary(is_first=is_first, open_batches=0 if is_within else open_batches)
+        driving = [loader for loader in given if loader.open_batches]
+        if self._driver is None or (driving and self._driver not in driving):
+            self._drive(next(iter(driving or loaders), None))
+
+    def _drive(self, driver: FollowedLoader | None) -> None:
+        at = self._state.position
+        if driver is not None and driver is not self._driver and len(self._state.followed) > 1:
+            is_next = self._driver is not None  # else the place is that of the checkpoint
+            self._epochs_before = at.epoch + is_next - driver.epoch
+        self._driver = driver
 
     def close(self) -> None:
         """The loop is over: count its last step. Where an earlier session has done all, what follows begins as it did there."""
@@ -69,9 +91,9 @@ class OwnLoop:
 
     def _end_epoch(self) -> None:
         """Count the last epoch, which no boundary follows."""
-        at, first = self._state.position, next(iter(self._state.followed.values()), None)
-        if first is not None:
-            at.epoch += max(first.epochs_done - first.epoch, first.has_given_all)
+        at, driver = self._state.position, self._driver
+        if driver is not None:
+            at.epoch += max(driver.epochs_done - driver.epoch, driver.has_given_all)
         elif at.epoch + 1 == at.epochs_total:  # session.expect(epochs=…)
             at.epoch += 1
 

@@ -152,6 +152,24 @@ def test_a_followed_loader_beside_the_steps_goes_on_at_its_batch(order, in_one):
     assert_exact(script, (1, 2, 3, 4, 6, 9))
 
 
+@pytest.mark.parametrize("in_turn", [True, False], ids=["in turn", "one within the steps"])
+def test_loaders_that_are_not_read_together_go_on_at_their_batch_and_epoch(in_turn):
+    """The batch of a step in the second loader counted as used, and `session.epoch` stood still."""
+
+    def script(session):
+        net, optimizer = trained(session)
+        large, small, more = (session.follow(DataLoader(numbers(8), size, shuffle=True)) for size in (4, 2, 2))
+        further = endless(more)
+        for epoch in range(session.epoch, 5):
+            for (x,) in small if in_turn and epoch in (2, 3) else large:
+                session.boundary()
+                assert session.epoch == epoch
+                train(session, net, optimizer, [x + (0 if in_turn else next(further)[0].mean())])
+        return weights_of(net), session.epoch
+
+    assert_exact(script, range(1, 14 if in_turn else 10))
+
+
 def sums(session, generator, discriminator, number):
     ((generator(torch.ones(2, 1)) - 1) ** 2).mean().backward()
 

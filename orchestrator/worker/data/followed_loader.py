@@ -33,7 +33,7 @@ class FollowedLoader:
         self._skipped = 0  # batches that the first epoch begins after
         self._given = 0  # batches in this epoch and process
         self._samples = 0  # on this rank, in this process
-        self._given_in_all = 0  # batches in this process
+        self._given_in_all = self._given_at_boundary = 0  # batches in this process; of them, before the newest boundary
         self._given_before: int | None = None  # of them, those before the script has called `session.steps`
         self._is_ahead = self._is_read = False
         self.epoch = 0
@@ -159,17 +159,23 @@ class FollowedLoader:
 
         Args:
             is_first: it is the first one in this process.
-            open_batches: see the attribute; None where the caller does not know: then what was given before the first step.
+            open_batches: see the attribute; None where the caller does not know: then what was given before the first step; not
+                known of a loader that the script has not begun yet.
         """
-        self._is_ahead = bool(open_batches)
+        self._is_ahead, self._given_at_boundary = bool(open_batches), self._given_in_all
         if self._is_read and not self._is_ahead:
             self._end()
-        if open_batches is None and (self.open_batches is None or is_first):
+        if open_batches is None and self.running is not None and (self.open_batches is None or is_first):
             open_batches = self._given
         if open_batches is not None:
             self.open_batches = open_batches
         if self._epoch_of_loader is not None:
             self._epoch_of_loader.give_back(min(self.open_batches or 0, self._given))
+
+    @property
+    def has_given(self) -> bool:
+        """Whether it has given a batch since the newest boundary."""
+        return self._given_in_all > self._given_at_boundary
 
     def expect_steps(self) -> None:
         """The script calls `session.steps`. What it takes from here until the first of its batches belongs to that step."""

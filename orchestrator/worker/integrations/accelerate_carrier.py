@@ -249,10 +249,12 @@ class AccelerateCarrier:
         if further is not None:
             custom["further_weights"] = further
         scaler = getattr(self._accelerator, "scaler", None)
+        optimizers = [_inner(item) for item in accelerator._optimizers]
         if not self.session.resumed or ATTRIBUTES in self.session.resumed.names:  # earlier versions had none
             custom[ATTRIBUTES] = OwnAttributes(
-                [Root(f"model{number}", item) for number, item in enumerate(accelerator._models)], (accelerator,),
-                [*accelerator._models, *(_inner(item) for item in accelerator._optimizers)], accelerator.device,
+                [*(Root(f"model{number}", item) for number, item in enumerate(accelerator._models)),
+                 *(Root(f"optimizer{number}", item) for number, item in enumerate(optimizers))], (accelerator,),
+                [*accelerator._models, *optimizers], accelerator.device,
                 lambda left: self.session.note_exactness(attributes=left), of_loaders=lambda: self.session.generators_of_loaders,
             )  # fmt: skip
         self.session.track(**things, **custom, **({"scaler": scaler} if scaler is not None else {}))

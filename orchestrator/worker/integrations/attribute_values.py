@@ -95,8 +95,12 @@ def state_of(value: Any) -> Any:
 
 def set_state(value: Any, state: Any) -> None:
     """Give it a state of `state_of`, beside its present texts and functions."""
-    now = value.state_dict()
+    now, groups = value.state_dict(), getattr(value, "param_groups", [])
     value.load_state_dict(_merged(now, {key: item for key, item in state.items() if key in now}))
+    if groups:  # others may hold them, as an optimizer around this one
+        for group, loaded in zip(groups, value.param_groups, strict=True):
+            group.update(loaded)
+        value.param_groups = groups
 
 
 def _without_fixed(value: Any) -> Any:

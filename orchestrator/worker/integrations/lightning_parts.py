@@ -60,6 +60,8 @@ class LightningParts:
             *_roots_of(_loaders_of(trainer.fit_loop)),
             *data_roots("val", _loaders_of(trainer.fit_loop.epoch_loop.val_loop)),
             *(Root(type(item).__name__, item, is_callback=True) for item in callbacks),
+            Root("hparams", module.hparams, of_library=True, has_all=True),
+            *(Root(f"optimizer{number}", item) for number, item in enumerate(trainer.optimizers)),
             *script_roots((module, data, *callbacks)),
         ]
         schedules = (config.scheduler for config in trainer.lr_scheduler_configs)

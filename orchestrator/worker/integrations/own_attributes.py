@@ -50,15 +50,12 @@ WHAT = "attributes that may hold more than numbers and tensors, and begin anew i
 
 NOT_THERE: Any = object()
 
-OF_SCRIPT = (ModuleType, type)
-"""Kinds of the roots of `script_roots`, whose variables need not be set as attributes: a function sets them by `global`."""
-
 SCALARS = (bool, int, float, type(None))
 
 OF_MODULES = frozenset(vars(nn.Module()))
 """Attributes that PyTorch gives each module, whatever else has one of their names: its tables, `training`."""
 
-_STORE = opcode.opmap["STORE_ATTR"]
+_STORES = opcode.opmap["STORE_ATTR"], opcode.opmap["STORE_GLOBAL"]
 
 
 class Root(NamedTuple):
@@ -69,6 +66,8 @@ class Root(NamedTuple):
         is_callback: whatever else it holds may be state.
         loader: of the training that reads by it; empty for none.
         of_library: its class need not be the script's.
+        has_all: all of its variables count, and not only those that code of the script sets as attributes; of a module or class not
+            the numbers that no function sets.
     """
 
     label: str
@@ -76,6 +75,7 @@ class Root(NamedTuple):
     is_callback: bool = False
     loader: str = ""
     of_library: bool = False
+    has_all: bool = False
 
 
 class _Object(NamedTuple):
@@ -91,6 +91,7 @@ class _Object(NamedTuple):
     thing: Any
     is_callback: bool
     loader: str
+    has_all: bool
     begun: dict[str, Any]
     kinds: dict[str, type]
     listings: dict[str, values_of.Listing]
@@ -156,6 +157,18 @@ class OwnAttributes:
             self._note(f"{WHAT}: {', '.join(left[:MOST_NAMED])}{more}" if left else "")
         return states
 
+    def count_tensors(self, before: dict[int, dict[str, Any]]) -> None:
+        """Save the tensors that callbacks have made as the training began, as copies of its first weights: those of a later session
+        are others, and change as little.
+
+        Args:
+            before: what callbacks held before, by their ids; `tensors_held`.
+        """
+        for item in self._objects:
+            for name, now in tensors_held(item.thing).items() if id(item.thing) in before else ():
+                if before[id(item.thing)].get(name) != now:
+                    item.begun.pop(name, None)
+
     def state_of(self, loader: str) -> list[list[Any]]:
         """The same of the objects by which a loader reads; copies."""
         return copy.deepcopy(self._states([item for item in self._objects if item.loader == loader])[0])
@@ -194,7 +207,7 @@ class OwnAttributes:
 
     def _changed(self, item: _Object, storages: set[int], of_loaders: set[int]) -> _Changed:
         changed = values, modules, generators, states, others = _Changed({}, {}, {}, {}, [])
-        for name, value in self._attributes(item.thing).items():
+        for name, value in self._attributes(item).items():
             begun, held = item.begun.get(name, NOT_THERE), values_of.held(value, storages)
             if id(value) in self._known or id(value) in of_loaders or (held and all(held)):
                 continue
@@ -232,7 +245,7 @@ class OwnAttributes:
                     values[name] = values_of.saved(value)
             elif not self._is_no_state(value, begun, is_callback=item.is_callback):
                 others.append(name)
-        own_dict = getattr(item.thing, "__dict__", {})
+        own_dict = _variables(item.thing)
         is_counted = (
             changed.names or not item.is_callback or any(values_of.tensors_in(own_dict.get(name)) for name in others)
         )
@@ -269,7 +282,8 @@ class OwnAttributes:
                 pairs.append((item, _Changed(values, modules, generators, states, [])))
         in_place, self._misfits = self._in_place(pairs, loader), []
         for item, saved in pairs:
-            for name in saved.names if isinstance(item.thing, OF_SCRIPT) else self._names.intersection(saved.names):
+            names = self._attributes(item).keys() if item.has_all else self._names
+            for name in names & {*saved.names}:
                 if (id(item.thing), name) in changed:
                     continue
                 try:
@@ -289,8 +303,7 @@ class OwnAttributes:
         return found
 
     def _set_as_begun(self, item: _Object) -> None:
-        own = self._attributes(item.thing)
-        for name, value in own.items():
+        for name, value in self._attributes(item).items():
             begun = item.begun.get(name, NOT_THERE)
             if type(value) in SCALARS and type(begun) in SCALARS and value != begun and not self._is_instant(value):
                 _set(item.thing, name, begun)
@@ -300,19 +313,19 @@ class OwnAttributes:
         named, wanted, storages = Counter[int](), defaultdict[int, list[Any]](list), self._storages()
         for item in self._objects:
             if loader in (None, item.loader):
-                named.update(id(value) for value in self._attributes(item.thing).values())
+                named.update(id(value) for value in self._attributes(item).values())
         for item, saved in pairs:
-            own = self._attributes(item.thing)
+            own = self._attributes(item)
             for name in saved.values.keys() & own.keys():
                 wanted[id(own[name])].append(values_of.mark(saved.values[name]))
-        held = {id(value) for item, _ in pairs for value in self._attributes(item.thing).values()
+        held = {id(value) for item, _ in pairs for value in self._attributes(item).values()
                 if any(values_of.held(value, storages))}  # fmt: skip
         return {
             key for key, marks in wanted.items() if len(marks) == named[key] and all(one == marks[0] for one in marks)
         } - held
 
     def _put_back(self, item: _Object, name: str, saved: _Changed, in_place: set[int]) -> None:
-        own = getattr(item.thing, "__dict__", {})
+        own = _variables(item.thing)
         now, value, tensors = own.get(name), saved.values.get(name, NOT_THERE), saved.modules.get(name)
         if name in saved.generators:
             if not values_of.is_generator(now):
@@ -341,7 +354,7 @@ class OwnAttributes:
                             raise ValueError(key)
                         there[key].copy_(tensors[key])
         elif value is not NOT_THERE and values_of.is_value(value):
-            is_value = values_of.is_value(now) if name in own else not isinstance(item.thing, OF_SCRIPT)
+            is_value = values_of.is_value(now) if name in own else not item.has_all
             if is_value:
                 _set(item.thing, name, values_of.renewed(now, value, self._device, in_place=id(now) in in_place))
 
@@ -354,18 +367,18 @@ class OwnAttributes:
             is_module = isinstance(thing, nn.Module)
             parts = thing.named_modules() if is_module else [("", thing)]
             for path, part in parts:
-                label = f"{root.label}.{path}" if path else root.label
+                one = root._replace(label=f"{root.label}.{path}" if path else root.label, thing=part)
                 is_own = is_own_class(type(part)) or root.of_library
-                if id(part) in found or not is_own or (is_module and not self._attributes(part)):
+                if id(part) in found or not is_own or (is_module and not self._attributes(one)):
                     continue
                 if len(found) == MOST_OBJECTS:
-                    self._too_many.append(f"{label} (more than {MOST_OBJECTS} objects)")
+                    self._too_many.append(f"{one.label} (more than {MOST_OBJECTS} objects)")
                     waiting.clear()
                     break
-                found[id(part)] = Root(label, part, root.is_callback, root.loader)
+                found[id(part)] = one
                 waiting.extend(
-                    Root(f"{label}.{name}", value, root.is_callback, root.loader)
-                    for name, value in self._attributes(part).items()
+                    Root(f"{one.label}.{name}", value, root.is_callback, root.loader)
+                    for name, value in self._attributes(one).items()
                     if not isinstance(value, type) and id(value) not in self._known and not values_of.is_generator(value)
                     and (is_own_class(type(value)) or isinstance(value, nn.Module))
                 )  # fmt: skip
@@ -375,18 +388,20 @@ class OwnAttributes:
         self._known |= {id(thing) for thing in looked_at}
         return list(found.values())
 
-    def _attributes(self, thing: Any) -> dict[str, Any]:
+    def _attributes(self, item: Root | _Object) -> dict[str, Any]:
         """Those that code of the script sets. Empty for an object that has none of its own, as with `__slots__`."""
-        found: dict[str, Any] = getattr(thing, "__dict__", {})
-        if isinstance(thing, OF_SCRIPT):
-            return {name: value for name, value in list(found.items()) if _is_variable(name, value)}
-        names = self._names - OF_MODULES if isinstance(thing, nn.Module) else self._names
-        return {name: value for name, value in list(found.items()) if name in names}
+        found = list(_variables(item.thing).items())
+        if item.has_all:
+            is_code = isinstance(item.thing, type | ModuleType)
+            names = {name for name, value in found if not is_code or type(value) not in SCALARS} | self._names
+            return {name: value for name, value in found if name in names and _is_variable(name, value)}
+        names = self._names - OF_MODULES if isinstance(item.thing, nn.Module) else self._names
+        return {name: value for name, value in found if name in names}
 
     def _begun(self, root: Root) -> _Object:
         """With marks of the values: the values themselves would be kept alive."""
         begun, kinds, listings = dict[str, Any](), dict[str, type](), dict[str, values_of.Listing]()
-        for name, value in self._attributes(root.thing).items():
+        for name, value in self._attributes(root).items():
             with contextlib.suppress(Exception):  # of a value's own code: it counts as changed
                 if isinstance(value, nn.Module):
                     begun[name] = content_of(values_of.tensors_in(value))
@@ -402,7 +417,7 @@ class OwnAttributes:
                     listings[name] = values_of.Listing(value)
                 if values_of.is_special(value):
                     kinds[name] = type(value)
-        return _Object(*root[:4], begun, kinds, listings)
+        return _Object(*root[:4], root.has_all, begun, kinds, listings)
 
     def _mark_of_other(self, value: Any) -> Any:
         return values_of.mark_of_other(value, self._known | self._tracked)
@@ -436,15 +451,25 @@ class OwnAttributes:
 
 
 def _is_variable(name: str, value: Any) -> bool:
-    """Of a module or class: what it holds besides its code."""
-    return not name.startswith("__") and (isinstance(value, str | bytes) or not values_of.is_fixed(value))
+    """Whether it is more than the code of a module or class."""
+    return (
+        isinstance(name, str)
+        and not name.startswith("__")
+        and (isinstance(value, str | bytes) or not values_of.is_fixed(value))
+    )
+
+
+def _variables(thing: Any) -> dict[str, Any]:
+    """Of an object, a module, a class; the items of a dict that is a root, as Lightning's `hparams`."""
+    found: dict[str, Any] = thing if isinstance(thing, dict) else getattr(thing, "__dict__", {})
+    return found
 
 
 def _set(thing: Any, name: str, value: Any) -> None:
     if isinstance(thing, type):
         setattr(thing, name, value)
     else:  # without code of its own
-        vars(thing)[name] = value
+        _variables(thing)[name] = value
 
 
 def _may_be_set(thing: Any, name: str) -> bool:
@@ -476,6 +501,12 @@ def data_roots(name: str, data: Any, *, loader: str = "") -> Iterator[Root]:
                 yield Root(name, data, loader=loader)
 
 
+def tensors_held(thing: Any) -> dict[str, tuple[int, int]]:
+    """By attribute: what tells other tensors in it from those."""
+    found = {name: values_of.tensors_in(value) for name, value in list(_variables(thing).items())}
+    return {name: (id(tensors[0]), len(tensors)) for name, tensors in found.items() if tensors}
+
+
 def script_roots(things: Iterable[Any]) -> Iterator[Root]:
     """The modules of the script, and its classes: of their variables those count that change while it trains.
 
@@ -484,11 +515,11 @@ def script_roots(things: Iterable[Any]) -> Iterator[Root]:
     """
     modules = script_modules.modules_of(things)
     for name, thing in itertools.chain(modules.items(), script_modules.classes_in(modules)):
-        yield Root(f"{'class' if isinstance(thing, type) else 'module'} {name}", thing, of_library=True)
+        yield Root(f"{'class' if isinstance(thing, type) else 'module'} {name}", thing, of_library=True, has_all=True)
 
 
 def _names_that_are_set() -> set[str]:
-    """Attributes that functions and methods of the script set, on any object."""
+    """Attributes that functions and methods of the script set, on any object, and global variables."""
     codes = [frame.f_code for frame in frames_of_script()]
     for name, module in list(sys.modules.items()):
         if issubclass(type(module), ModuleType):
@@ -501,12 +532,12 @@ def _names_that_are_set() -> set[str]:
 
 @functools.cache
 def _names_set_in(code: CodeType) -> frozenset[str]:
-    """Attributes that a function sets, and those that are defined in it."""
+    """Attributes and global variables that a function sets, and those that are defined in it."""
     words, extended, found = code.co_code, 0, set[str]()
     for at in range(0, len(words), 2):
         word, argument = words[at], words[at + 1] | extended << 8
         extended = argument if word == opcode.EXTENDED_ARG else 0
-        if word == _STORE and argument < len(code.co_names):
+        if word in _STORES and argument < len(code.co_names):
             found.add(code.co_names[argument])
     return frozenset(found).union(*(_names_set_in(item) for item in code.co_consts if isinstance(item, CodeType)))
 

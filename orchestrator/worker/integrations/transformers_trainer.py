@@ -26,7 +26,7 @@ from kgorch.worker.data import batches
 from kgorch.worker.data.followed_loader import FollowedLoader
 from kgorch.worker.integrations import carrier
 from kgorch.worker.integrations.attribute_restore import AttributeRestore
-from kgorch.worker.integrations.own_attributes import OwnAttributes, Root, data_roots, script_roots
+from kgorch.worker.integrations.own_attributes import OwnAttributes, Root, data_roots, script_roots, tensors_held
 from kgorch.worker.session import Session
 from kgorch.worker.wrappers import unwrapped
 
@@ -50,11 +50,18 @@ def adapt(module: ModuleType) -> None:
     module.skip_first_batches = _skipping(module.skip_first_batches)  # type: ignore[attr-defined]
 
 
+CALLBACKS = ("BEMACallback",)
+"""Of libraries, with a state that none of them saves."""
+
+OF_SUMMARY = frozenset({"train_runtime", "train_loss", "total_flos"})
+"""Together only in the last entry of a training's log."""
+
+
 class TrainerParts:
     """The counters and sums of a Trainer, and the attributes of the script's objects.
 
     Args:
-        held: modules and optimizers that are tracked.
+        held: the optimizer, and the modules that are tracked.
     """
 
     SUMS = (
@@ -69,7 +76,7 @@ class TrainerParts:
 
     def __init__(self, trainer: Any, held: Sequence[Any], session: Session) -> None:
         self._trainer, self._held, self._session = trainer, held, session
-        self.restore = AttributeRestore()
+        self.restore, self._before = AttributeRestore(), dict[int, dict[str, Any]]()
         self._arguments = {id(item): _arguments_of(item) for item in self._stateful_callbacks()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -86,6 +93,10 @@ class TrainerParts:
             **self.restore.state(),
         }
 
+    def look_before(self) -> None:
+        """Before the callbacks begin the training."""
+        self._before = {id(item): tensors_held(item) for item in self._trainer.callback_handler.callbacks}
+
     def begin(self, *, is_rest: bool) -> None:
         """When all callbacks have begun the training: from now on they change with it.
 
@@ -96,6 +107,11 @@ class TrainerParts:
         others = [item for item in trainer.callback_handler.callbacks if not any(item is one for one in stateful)]
         data = (trainer.train_dataset, trainer.eval_dataset, getattr(trainer, "processing_class", None))
         own = (trainer, trainer.args, trainer.state, trainer.control, trainer.model, trainer.model_wrapped)
+        further = [(type(item).__name__, item) for item in others if type(item).__name__ in CALLBACKS]
+        if (
+            allocator := getattr(getattr(unwrapped(trainer.model), "base_model", None), "rankallocator", None)
+        ) is not None:
+            further.append(("rankallocator", allocator))
         parts = (*own, trainer.optimizer, trainer.lr_scheduler, *stateful, *data)
         roots = [
             *(Root(label, thing, of_library=True) for label, thing in _of_library(trainer)),
@@ -105,6 +121,11 @@ class TrainerParts:
             *data_roots("eval_dataset", trainer.eval_dataset),
             *_function_roots(trainer),
             *(Root(type(item).__name__, item, is_callback=True) for item in others),
+            *(
+                Root(label, thing, is_callback=label in CALLBACKS, of_library=True, has_all=True)
+                for label, thing in further
+            ),
+            Root("optimizer", self._held[0]),
             *script_roots((trainer, trainer.model, trainer.data_collator, *others)),
         ]
         saved = (*self.SUMS, *self.OF_GENERATED, self.GENERATED, "_metrics", "_tr_loss")
@@ -112,6 +133,7 @@ class TrainerParts:
             roots, parts, self._held, trainer.args.device, lambda left: self._session.note_exactness(attributes=left),
             without=saved, of_loaders=lambda: self._session.generators_of_loaders,
         )  # fmt: skip
+        self.restore.attributes.count_tensors(self._before)
         self.restore.begin(is_rest=is_rest)
 
     def _generated(self) -> Any:
@@ -284,6 +306,7 @@ def _callbacks(module: ModuleType, carried: TransformersCarrier) -> tuple[Any, A
     class FirstCallback(base):  # type: ignore[misc]
         def on_train_begin(self, *_: Any, **__: Any) -> None:
             carried.track()
+            carried.parts.look_before()
 
         def on_step_begin(self, *_: Any, **__: Any) -> None:
             carried.begin_step()
@@ -366,7 +389,7 @@ def _resume_folder(session: Session, output: str) -> Iterator[str | None]:
     with tempfile.TemporaryDirectory(prefix="kgorch-") as folder:
         state = session.resumed.state("trainer")["state"]
         # the summary of a training that is over is logged once more where it ends again, or later
-        state["log_history"] = [entry for entry in state.get("log_history", ()) if "train_runtime" not in entry]
+        state["log_history"] = [entry for entry in state.get("log_history", ()) if not entry.keys() >= OF_SUMMARY]
         if not carrier.stays_in(state.get("best_model_checkpoint"), output):  # the Trainer would load it
             state["best_model_checkpoint"] = None
         Path(folder, STATE_FILE).write_text(json.dumps(state))

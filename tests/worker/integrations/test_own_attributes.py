@@ -143,6 +143,20 @@ class Named(Dataset):
         return {"x": torch.tensor([float(self.names[index][1])])}
 
 
+class Around(torch.optim.Optimizer):
+    """Steps by an optimizer within it, whose momentum is in no state of its own: as SAM."""
+
+    def __init__(self, weights):
+        super().__init__(weights, {"lr": 0.1})
+        self.base = torch.optim.SGD(self.param_groups, lr=0.1, momentum=0.9)
+        self.param_groups = self.base.param_groups
+
+    def step(self, closure=None):
+        loss = closure() if closure else None
+        self.base.step()
+        return loss
+
+
 class Critic:
     """Trained beside the model, by an optimizer and a schedule that no library knows."""
 
@@ -189,7 +203,10 @@ def test_optimizers_names_globals_and_class_attributes_around_a_trainer_of_trans
 
     class Changes(transformers.TrainerCallback):
         def __init__(self):
-            self.data = None
+            self.data, self.first = None, []
+
+        def on_train_begin(self, *_, model, **__):
+            self.first = [weight.detach().clone() for weight in model.parameters()]
 
         def on_epoch_begin(self, *_, **__):
             random.shuffle(self.data.names)
@@ -205,9 +222,11 @@ def test_optimizers_names_globals_and_class_attributes_around_a_trainer_of_trans
             "out", use_cpu=True, report_to=[], per_device_train_batch_size=2, disable_tqdm=True, seed=3,
             remove_unused_columns=False, save_strategy="no", num_train_epochs=3,
         )  # fmt: skip
-        trainer = Adversarial(model, arguments, train_dataset=data, callbacks=[changes])
+        optimizers = Around(model.parameters()), None
+        trainer = Adversarial(model, arguments, train_dataset=data, callbacks=[changes], optimizers=optimizers)
         trainer.train()
-        return weights_of(model), arguments.max_grad_norm, changed(trainer.critic, data)
+        first = [weight.item() for weight in changes.first]
+        return weights_of(model), arguments.max_grad_norm, changed(trainer.critic, data), first
 
     whole, resumed = whole_and_resumed(carried, script, cut_at)
     assert resumed == whole and whole[0] == 18 and whole[1][2][0] == 18
@@ -217,12 +236,17 @@ def test_optimizers_names_globals_and_class_attributes_around_a_trainer_of_trans
 @pytest.mark.parametrize("cut_at", [1, 7, 12])
 def test_optimizers_names_globals_and_class_attributes_around_a_trainer_of_lightning_go_on(lightning, carried, cut_at):
     class Adversarial(lightning_module(lightning)):
-        def __init__(self):
+        def __init__(self, beta=1.0):
             super().__init__()
+            self.save_hyperparameters()
             self.critic = Critic()
 
+        def configure_optimizers(self):
+            return Around(self.net.parameters())
+
         def training_step(self, batch, index):
-            return (self.net(batch["x"] / 10) - 1).square().mean() * self.critic.step(batch["x"])
+            self.hparams.beta *= 0.95
+            return (self.net(batch["x"] / 10) - self.hparams.beta).square().mean() * self.critic.step(batch["x"])
 
         def on_train_epoch_start(self):
             random.shuffle(data.names)

@@ -1,0 +1,98 @@
+"""What libraries around a Trainer of Transformers keep beside the model and its optimizer goes on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_trainings import weights_of, whole_and_resumed
+from torch.utils.data import Dataset
+
+pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.filterwarnings("ignore")]
+
+STEPS = 24
+
+
+class Words(Dataset):
+    def __init__(self):
+        self.words = torch.randint(1, 20, (32, 6), generator=torch.Generator().manual_seed(1))
+
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, index):
+        words = self.words[index]
+        return {"input_ids": words, "attention_mask": torch.ones_like(words), "labels": (words.sum() > 60).long()}
+
+
+def bert(transformers):
+    transformers.set_seed(2)
+    config = transformers.BertConfig(
+        vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, num_labels=2,
+        max_position_embeddings=8,
+    )  # fmt: skip
+    return transformers.BertForSequenceClassification(config)
+
+
+def trainer_of(transformers, model, callbacks=(), **options):
+    arguments = transformers.TrainingArguments(
+        "out", use_cpu=True, report_to=[], per_device_train_batch_size=4, disable_tqdm=True, save_strategy="no",
+        max_steps=STEPS, learning_rate=1e-2, logging_steps=3, **options,
+    )  # fmt: skip
+    return transformers.Trainer(model, arguments, train_dataset=Words(), callbacks=list(callbacks))
+
+
+@pytest.mark.parametrize("cut_at", [3, 17])
+def test_the_averages_of_trl_and_the_weights_that_they_began_with_go_on(transformers, carried, cut_at):
+    """The model that it writes at the end was another one."""
+    trl = pytest.importorskip("trl")
+
+    def script():
+        average = trl.BEMACallback(update_freq=2, update_after=2)
+        trainer = trainer_of(transformers, bert(transformers), [average])
+        trainer.train()
+        theta0 = [weight.tolist() for weight in average.theta0_params]
+        return weights_of(trainer.model), weights_of(average.running_model), theta0
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at)
+    assert resumed == whole and whole[0] == STEPS
+    assert "attributes" not in carried.session._state.exactness.facts
+
+
+@pytest.mark.parametrize("cut_at", [7, 13])
+def test_the_importances_by_which_adalora_allocates_ranks_go_on(transformers, carried, cut_at):
+    peft = pytest.importorskip("peft")
+
+    class Allocates(transformers.TrainerCallback):
+        def on_optimizer_step(self, args, state, control, model, **_):
+            model.base_model.update_and_allocate(state.global_step)
+            if state.global_step == 14:  # the last ones are forgotten
+                seen[:] = [average.sum().item() for average in model.base_model.rankallocator.exp_avg_ipt.values()]
+
+    seen = []
+
+    def script():
+        config = peft.AdaLoraConfig(
+            init_r=4, target_r=1, tinit=3, tfinal=8, deltaT=2, total_step=STEPS, task_type="SEQ_CLS",
+            target_modules=["query", "value", "dense"],
+        )  # fmt: skip
+        model = peft.get_peft_model(bert(transformers), config)
+        trainer_of(transformers, model, [Allocates()]).train()
+        ranks = {name: int((weight != 0).sum()) for name, weight in model.named_parameters() if "lora_E" in name}
+        return [weight.tolist() for weight in model.parameters() if weight.requires_grad], ranks, [*seen]
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at)
+    assert resumed == whole and whole[0] == STEPS
+    assert len(set(whole[1][1].values())) > 1, "ranks were allocated"
+
+
+@pytest.mark.parametrize("counts", ["no", "all"])
+def test_what_a_trainer_has_logged_is_there_after_a_resume_also_where_it_counts_tokens(transformers, carried, counts):
+    """It then adds to each entry what else only the last one has, and all of them were lost."""
+
+    def script():
+        trainer = trainer_of(transformers, bert(transformers), include_num_input_tokens_seen=counts)
+        trainer.train()
+        return [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
+
+    whole, resumed = whole_and_resumed(carried, script, 10)
+    assert resumed == whole and len(whole[1]) == STEPS // 3
