@@ -43,6 +43,10 @@ def plan_text(
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[-64:].lstrip("-._") or "run"
     lines = [f"name = {_quoted(name)}", "", "[[stage]]", 'name = "train"', f"entry = {_quoted(entry)}"]
     words, first = _without_resume(words, found.again) if is_foreign and found.checkpoint else (words, [])
+    # What continues it stands before the words that it takes whatever they are: they come with it.
+    is_resumed = is_foreign and found.checkpoint and found.again
+    rest = found.rest if is_resumed and not any("{" in word for word in found.rest) else []
+    words, first = list(words)[: len(words) - len(rest)], [*first, *rest]
     if words:
         lines.append(f"argv = {_quoted(list(words))}")
     lines.append(f'flags = "{found.flags}"                # how args = {{ … }} become flags')
@@ -63,7 +67,7 @@ def plan_text(
     )
     if found.incomplete:
         lines.append(f"incomplete = {_quoted(found.incomplete)}")
-    again = f"again = {_quoted(found.again or ['--resume', '{checkpoint}'])}"
+    again = f"again = {_quoted([*found.again, *rest] or ['--resume', '{checkpoint}'])}"
     lines.append((again if found.checkpoint else f"# {again}") if found.again else f"# {again}   # not found")
     if found.checkpoint and found.latest:
         kind, path = found.latest

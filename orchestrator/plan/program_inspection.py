@@ -47,6 +47,7 @@ class ProgramFindings:
         takes_next: it takes its batches by `next(…)` in a loop.
         incomplete: names of what is being written.
         again: words by which it continues.
+        rest: the last words of its command line, behind which it takes no flag.
         latest: ("file" or "link", path) of what names its newest checkpoint.
         stop: the signal that it handles; empty for none.
         step, loss: regular expressions for what it prints.
@@ -62,6 +63,7 @@ class ProgramFindings:
     takes_next: bool = False
     incomplete: list[str] = field(default_factory=list)
     again: list[str] = field(default_factory=list)
+    rest: list[str] = field(default_factory=list)
     latest: tuple[str, str] | None = None
     stop: str = ""
     step: str = ""
@@ -88,7 +90,7 @@ def inspect(source: str, words: Sequence[str], own: OwnModules = NONE_OF_ITS_OWN
     found.takes_next = _takes_next(tree)
     saves = list(program_saves.saves(tree, names))
     renamed = {old: new for old, new in program_saves.renames(tree, names) if old and new}
-    found.again = _again(tree, names, found)
+    found.again, found.rest = _again(tree, names, found), names.rest()
     is_handed = any("{checkpoint}" in word for word in found.again)
     fixed = [] if is_handed else _saves_to_continue_from(saves, renamed, found, program_saves.loads(tree, names))
     _find_checkpoint(fixed or saves, renamed, found)

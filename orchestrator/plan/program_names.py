@@ -64,7 +64,7 @@ class ProgramNames:
         self._modules = modules
         self.options: dict[str, ast.Call] = {}
         self.nodes: dict[str, ast.expr] = {}
-        self._words, self._left = words, 0
+        self._words, self._left, self._takes_rest = words, 0, False
         self._spellings: dict[str, str] = {}  # of options, as they are typed → the name of the value
         self._loops: set[tuple[ast.FunctionDef | None, str]] = set()  # what loops assign, by function and name
         self._attributes: dict[str, ast.expr] = {}
@@ -143,10 +143,25 @@ class ProgramNames:
             return
         spelled = spellings(call)
         dest = next((item.value for item in call.keywords if item.arg == "dest"), None)
+        nargs = next((item.value for item in call.keywords if item.arg == "nargs"), None)
+        if not spelled and (nargs is not None and ast.unparse(nargs).endswith(("REMAINDER", "'...'"))):
+            self._takes_rest = True
         if spelled:
             name = _key(str(dest.value)) if isinstance(dest, ast.Constant) else _key(spelled[0])
             self.options.setdefault(name, call)
             self._spellings |= {word: name for word in spelled if word not in self._spellings}
+
+    def rest(self) -> list[str]:
+        """The last words of the command line, that an argument takes whatever they are (`nargs=argparse.REMAINDER`): no flag may
+        stand behind them. Empty where the program has no such argument."""
+        if not self._takes_rest:
+            return []
+        at = 0
+        while at < len(self._words) and self._words[at].startswith("-"):
+            option = self.options.get(self._spellings.get(self._words[at].partition("=")[0], ""))
+            has_value = "=" not in self._words[at] and not (option and is_switch(option))
+            at += 1 + has_value
+        return list(self._words[at:])
 
     def functions_called(self, call: ast.Call) -> Iterator[ast.FunctionDef]:
         """The program's function that a call calls; of a class its __init__."""

@@ -562,3 +562,19 @@ def test_a_program_that_does_not_save_when_asked_gets_little_time_for_it(handler
     source = f"for n in x:\n    torch.save(s, f'out/{{n}}.pt')\n{handler}"
     stage = parse(plan_text("t.py", [], inspect(source, [])), "plan.toml").stage[0]
     assert stage.foreign.stop.grace == grace_s
+
+
+@pytest.mark.parametrize("nargs", ["argparse.REMAINDER", "'...'"])
+def test_what_continues_a_program_stands_before_the_words_that_it_takes_whatever_they_are(nargs):
+    """As detectron2's: `--resume` became one of them, and each session began anew."""
+    source = (
+        "p.add_argument('--config-file'); p.add_argument('--resume', action='store_true')\n"
+        f"p.add_argument('--amp', action='store_true'); p.add_argument('opts', nargs={nargs})\n"
+        "for n in x:\n    torch.save(s, f'out/model_{n}.pth')\n"
+    )
+    words = ["--config-file", "a.yaml", "--amp", "SOLVER.MAX_ITER", "360", "--x"]
+    stage = parse(plan_text("t.py", words, inspect(source, words)), "plan.toml").stage[0]
+    assert stage.argv == ["--config-file", "a.yaml", "--amp"]
+    assert stage.foreign.again == ["--resume", *words[3:]] and stage.foreign.first == words[3:]
+    whole = parse(plan_text("t.py", words, inspect("print(1)\n" + source.partition("\n")[0], words)), "plan.toml")
+    assert whole.stage[0].argv == words
