@@ -45,6 +45,35 @@ def goes_on(resumed: tuple, whole: tuple, cut_at: int) -> bool:
     return resumed[0][len(resumed[0]) - len(rest) :] == rest and resumed[1:] == whole[1:]
 
 
+class Around(torch.optim.Optimizer):
+    """Steps by an optimizer within it, whose momentum is in no state of its own, against the worst weights nearby: SAM."""
+
+    def __init__(self, weights):
+        super().__init__(weights, {"lr": 0.1})
+        self.base = torch.optim.SGD(self.param_groups, lr=0.1, momentum=0.9)
+        self.param_groups = self.base.param_groups
+
+    def step(self, closure=None):
+        if closure:
+            with torch.enable_grad():
+                closure()
+        weights = [weight for group in self.param_groups for weight in group["params"] if weight.grad is not None]
+        norm = torch.stack([weight.grad.norm() for weight in weights]).norm() + 1e-9
+        before = [weight.detach().clone() for weight in weights]
+        with torch.no_grad():
+            for weight in weights:
+                weight.add_(weight.grad, alpha=0.01 / norm.item())
+        loss = None
+        if closure:
+            self.zero_grad()
+            with torch.enable_grad():
+                loss = closure()
+        for weight, value in zip(weights, before, strict=True):
+            weight.data.copy_(value)
+        self.base.step()
+        return loss
+
+
 def lightning_trainer_of(library, **options):
     return library.Trainer(
         accelerator="cpu", enable_progress_bar=False, enable_model_summary=False,

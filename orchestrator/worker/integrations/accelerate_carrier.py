@@ -405,9 +405,12 @@ class AccelerateCarrier:
         return bool(self._trained_of(loader) >> number & 1)
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step. In an epoch that is done its step has no effect: it finds no gradients."""
-        if self.is_replaying and any(_inner(item) is optimizer for item in self._accelerator._optimizers):
-            optimizer.zero_grad(set_to_none=True)
+        """An optimizer is about to step. In an epoch that is done its step has no effect: it finds no gradients. One around another
+        optimizer (SAM) finds zeros, for it computes with them; the other one finds none."""
+        for outer in map(_inner, self._accelerator._optimizers) if self.is_replaying else ():
+            within = [item for item in vars(outer).values() if isinstance(item, torch.optim.Optimizer)]
+            if optimizer is outer or any(optimizer is item for item in within):
+                optimizer.zero_grad(set_to_none=optimizer is not outer or not within)
 
     def after_step(self) -> None:
         """An optimizer has stepped."""

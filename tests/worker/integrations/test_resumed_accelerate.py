@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from cut_session import Cut
-from small_trainings import goes_on, numbers, train_batch, weights_of, whole_and_resumed
+from small_trainings import Around, goes_on, numbers, train_batch, weights_of, whole_and_resumed
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -48,6 +48,33 @@ def test_loaders_that_are_prepared_within_an_epoch_change_no_name(accelerated, b
     (steps, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
     assert steps == 18 and goes_on(resumed, whole, cut_at)
     assert goes_on(accelerated(script, saved=accelerated.session.saved(is_final=True))[1], whole, 18)
+
+
+@pytest.mark.parametrize("cut_at", [3, 7, 14])
+@pytest.mark.parametrize("has_closure", [False, True])
+def test_an_optimizer_around_another_one_goes_on_with_its_momentum(accelerated, has_closure, cut_at):
+    """In epochs that were done it found no gradients to compute with, and no session could go on."""
+
+    def script(accelerator):
+        model = nn.Linear(1, 1)
+        model, optimizer, loader = accelerator.prepare(model, Around(model.parameters()), shuffled())
+        left = []
+        for _ in range(3):
+            for batch in loader:
+
+                def loss_of(batch=batch):
+                    loss = ((model(batch[0] / 10) - 1) ** 2).mean()
+                    accelerator.backward(loss)
+                    return loss
+
+                loss_of()
+                optimizer.step(loss_of if has_closure else None)
+                optimizer.zero_grad()
+            left.append(weights_of(model))
+        return left[-1], [state["momentum_buffer"].tolist() for state in optimizer.optimizer.base.state.values()]
+
+    whole, resumed = whole_and_resumed(accelerated, script, cut_at)
+    assert resumed == whole and whole[0] == 18
 
 
 @pytest.mark.parametrize("kind", ["fewer epochs", "another training loader"])
