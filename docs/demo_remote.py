@@ -131,7 +131,7 @@ class Demo:
         self.show_requests()
 
     def slugs(self) -> list[str]:
-        return list(self.server.kernels.kernels)
+        return [slug for slug, versions in list(self.server.kernels.kernels.items()) if versions]
 
     def trained(self, slug: str) -> bool:
         """Whether the session has printed an epoch."""
