@@ -64,7 +64,7 @@ class OwnLoop:
         driving = [loader for loader in given if is_first or loader.open_batches]
         for loader in loaders:
             is_unknown = open_batches is None and loader.open_batches is None and loader not in driving
-            is_within = is_unknown and bool(driving) == (loader.running is not None)
+            is_within = is_unknown and (bool(driving) if loader.running is not None else not given)
             loader.at_boundary(is_first=is_first, open_batches=0 if is_within else open_batches)
         driving = [loader for loader in given if loader.open_batches]
         if self._driver is None or (driving and self._driver not in driving):

@@ -71,10 +71,10 @@ def test_all_ranks_act_on_the_same_steps(page, world):
     assert all(acted[rank] == acted[0] for rank in range(world))
 
 
-def test_an_order_takes_effect_a_step_after_it_was_acknowledged(page):
+def test_an_order_takes_effect_two_steps_after_it_was_acknowledged(page):
     board = Board(page, 0, 1)
     board.ask(SAVE)
-    assert [board.tick(step) for step in range(10, 15)] == [0, SAVE, 0, 0, 0]
+    assert [board.tick(step) for step in range(10, 15)] == [0, 0, SAVE, 0, 0]
 
 
 def test_an_order_takes_effect_within_the_steps_that_the_lead_counts_whichever_rank_is_first_at_a_boundary(page):
@@ -92,22 +92,23 @@ def test_orders_given_while_one_is_open_are_merged_into_the_next(page):
     board.tick(1)
     board.ask(SAVE)
     board.ask(STOP)
-    assert [board.tick(step) for step in range(2, 6)] == [SAVE, 0, SAVE | STOP, 0]
+    assert [board.tick(step) for step in range(2, 8)] == [0, SAVE, 0, 0, SAVE | STOP, 0]
 
 
 def test_a_rank_whose_peer_never_comes_gives_up_in_bounded_time(page):
     board = Board(page, 0, 2, patience_s=0.2)
     board.ask(SAVE)
     board.tick(1)
+    board.tick(2)
     with pytest.raises(PeersLost):
-        board.tick(2)
+        board.tick(3)
 
 
 def test_a_rank_that_is_done_holds_nobody_up(page):
     board, peer = Board(page, 0, 2), Board(page, 1, 2)
     peer.leave()
     board.ask(SAVE)
-    assert [board.tick(step) for step in range(1, 4)] == [0, SAVE, 0]
+    assert [board.tick(step) for step in range(1, 4)] == [0, 0, SAVE]
 
 
 # State

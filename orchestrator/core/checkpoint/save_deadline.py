@@ -2,7 +2,7 @@
 
 The *save lead* is the time between the request and the wall, the session's hard time limit:
 
-    request ── the running step, at worst an evaluation ── two steps to agree ── the save ── margin ── wall
+    request ── the running step, at worst an evaluation ── three steps to agree ── the save ── margin ── wall
 
 A save that comes too late costs all training since the snapshot before; one too early costs only seconds. After the save nothing
 can be lost: processes end within the margin, or are killed at its end.
@@ -14,9 +14,9 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-STEPS_TO_AGREE = 2
+STEPS_TO_AGREE = 3
 """Steps until all ranks have agreed on the step after which they save (worker/ranks/consensus_board.py): one until the last of them
-has seen the request, and one more."""
+has seen the request, and two more."""
 
 MOMENT_S = 0.25
 """Seconds for a rank that reaches the boundary a little late. For a later one the newest snapshot is written instead."""

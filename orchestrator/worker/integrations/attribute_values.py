@@ -162,16 +162,25 @@ class Listing:
 
     def __init__(self, rows: list[Any]) -> None:
         self._list, self._rows = id(rows), list(rows)
-        self._checksum = functools.reduce(lambda crc, row: zlib.crc32(repr(row).encode(), crc), rows, 0)
+        self._newest, self._order = list[Any](), torch.zeros(0, dtype=torch.int64)
+
+    @functools.cached_property
+    def _checksum(self) -> int:
+        """Of names by the million it takes a second, which most trainings need not wait for."""
+        return functools.reduce(lambda crc, row: zlib.crc32(repr(row).encode(), crc), self._rows, 0)
 
     def is_as_begun(self, rows: list[Any]) -> bool:
         return len(rows) == len(self._rows) and all(map(operator.is_, rows, self._rows))
 
     def order_of(self, rows: list[Any]) -> dict[str, Any] | None:
         """Where each row was when the training began; None where one is new."""
-        places = {id(row): place for place, row in enumerate(self._rows)}
-        order = [places.get(id(row), -1) for row in rows]
-        return None if -1 in order else {"order": torch.tensor(order, dtype=torch.int64), "of": self._checksum}
+        if len(rows) != len(self._newest) or not all(map(operator.is_, rows, self._newest)):
+            places = {id(row): place for place, row in enumerate(self._rows)}
+            self._newest, self._order = (
+                list(rows),
+                torch.tensor([places.get(id(row), -1) for row in rows], dtype=torch.int64),
+            )
+        return None if bool((self._order < 0).any()) else {"order": self._order, "of": self._checksum}
 
     def in_order(self, now: list[Any], state: Any) -> list[Any]:
         """The rows in an order of `order_of`: in the list of the beginning, if it is still there. Raises: ValueError."""
@@ -194,7 +203,8 @@ def is_listing(value: Any) -> bool:
 
 
 def _is_row(row: Any) -> bool:
-    cells = row.values() if type(row) is dict else row if type(row) in (list, tuple) else (row,)
+    """And none that the script may change in place."""
+    cells = row if type(row) is tuple else (row,)
     return all(isinstance(cell, str | bytes | int | float | PurePath | None) for cell in cells)
 
 

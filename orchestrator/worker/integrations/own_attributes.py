@@ -19,7 +19,7 @@ import sys
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -43,12 +43,16 @@ MOST_BYTES = 256 << 20
 MOST_NAMED = 5
 """Objects that are named, because `exactness` is part of every status."""
 
+NANOSECONDS = 10**9
+
 A_WHILE_S = 30 * 86_400.0
 """Seconds from now. Of the clock of the day alone: no other number of a training is as large by chance."""
 
 WHAT = "attributes that may hold more than numbers and tensors, and begin anew in each session"
 
 NOT_THERE: Any = object()
+
+CODE = (ModuleType, type)
 
 SCALARS = (bool, int, float, type(None))
 
@@ -67,7 +71,8 @@ class Root(NamedTuple):
         loader: of the training that reads by it; empty for none.
         of_library: its class need not be the script's.
         has_all: all of its variables count, and not only those that code of the script sets as attributes; of a module or class not
-            the numbers that no function sets.
+            the numbers that no function sets, and not what the data of the training use: a resume reads batches again, which
+            changes it once more.
     """
 
     label: str
@@ -142,7 +147,8 @@ class OwnAttributes:
         self._device, self._note, self._of_loaders = torch.device(device), note, of_loaders
         self._left, self._misfits, self._too_many = list[str](), list[str](), list[str]()
         self._names, self._held = _names_that_are_set() - {*without}, list(held)
-        self._tracked = {id(item) for item in self._held}
+        self._tracked, roots = {id(item) for item in self._held}, list(roots)
+        self._of_data = script_modules.variables_used(root.thing for root in roots if root.loader)
         self._objects = [self._begun(root) for root in self._found(roots)]
         self._clocks = [(clock, clock()) for clock in (time.time, time.monotonic)]
 
@@ -200,6 +206,8 @@ class OwnAttributes:
                 changed = NOTHING._replace(others=[type(error).__name__])
             if changed.others or room < 0:
                 left.append(f"{item.label} ({', '.join(sorted(changed.others or changed.names)[:3])})")
+            # The variables of a module are those of many things: what cannot be saved is no part of the others.
+            if room < 0 or (changed.others and not isinstance(item.thing, CODE)):
                 states.append([item.label])
             else:
                 states.append([item.label, *changed[:-1]])
@@ -225,7 +233,7 @@ class OwnAttributes:
                 if begun != (state := generator_states.state_of(value)):
                     generators[name] = state
             elif values_of.has_state(value):
-                if id(value) not in self._tracked and begun != values_of.mark(own_state := values_of.state_of(value)):
+                if not self._is_tracked(value) and begun != values_of.mark(own_state := values_of.state_of(value)):
                     if own_state is None:
                         others.append(name)
                     else:
@@ -392,9 +400,13 @@ class OwnAttributes:
         """Those that code of the script sets. Empty for an object that has none of its own, as with `__slots__`."""
         found = list(_variables(item.thing).items())
         if item.has_all:
-            is_code = isinstance(item.thing, type | ModuleType)
-            names = {name for name, value in found if not is_code or type(value) not in SCALARS} | self._names
-            return {name: value for name, value in found if name in names and _is_variable(name, value)}
+            is_code, (set_by_data, named_by_data) = isinstance(item.thing, CODE), self._of_data
+            return {
+                name: value
+                for name, value in found
+                if _is_variable(name, value) and not (is_code and name in set_by_data)
+                and (not is_code or (name in self._names if type(value) in SCALARS else name not in named_by_data))
+            }  # fmt: skip
         names = self._names - OF_MODULES if isinstance(item.thing, nn.Module) else self._names
         return {name: value for name, value in found if name in names}
 
@@ -419,6 +431,11 @@ class OwnAttributes:
                     kinds[name] = type(value)
         return _Object(*root[:4], root.has_all, begun, kinds, listings)
 
+    def _is_tracked(self, value: Any) -> bool:
+        """Whether it is an optimizer that is saved by itself, or a library's wrapper of it."""
+        inner = getattr(value, "optimizer", None) if isinstance(value, torch.optim.Optimizer) else None
+        return id(value) in self._tracked or id(inner) in self._tracked
+
     def _mark_of_other(self, value: Any) -> Any:
         return values_of.mark_of_other(value, self._known | self._tracked)
 
@@ -435,7 +452,13 @@ class OwnAttributes:
     def _is_instant(self, value: Any) -> bool:
         """Whether it is the session's: a clock has shown it since the training began, or will in a while, as a time limit."""
         (wall, wall_s), (other, other_s) = self._clocks
-        return type(value) is float and (wall_s <= value <= wall() + A_WHILE_S or other_s <= value <= other())
+        if type(value) is float:
+            return bool(wall_s <= value <= wall() + A_WHILE_S or other_s <= value <= other())
+        if type(value) is not int:
+            return False
+        return int(wall_s) <= value <= wall() + A_WHILE_S or any(
+            began_s <= value / NANOSECONDS <= clock() for clock, began_s in self._clocks
+        )
 
     def _is_no_state(self, value: Any, begun: Any, *, is_callback: bool) -> bool:
         """Whether what cannot be saved has not changed with the training. A device is the session's own. Of a callback any other
@@ -461,8 +484,14 @@ def _is_variable(name: str, value: Any) -> bool:
 
 def _variables(thing: Any) -> dict[str, Any]:
     """Of an object, a module, a class; the items of a dict that is a root, as Lightning's `hparams`."""
-    found: dict[str, Any] = thing if isinstance(thing, dict) else getattr(thing, "__dict__", {})
-    return found
+    if isinstance(thing, dict):
+        return thing
+    try:
+        # code of its own is not run
+        found: Any = vars(thing) if isinstance(thing, type) else object.__getattribute__(thing, "__dict__")
+    except Exception:  # it has none
+        return {}
+    return found if isinstance(found, dict | MappingProxyType) else {}  # type: ignore[return-value]
 
 
 def _set(thing: Any, name: str, value: Any) -> None:

@@ -22,12 +22,13 @@ SAVE, STOP, SNAPSHOT, SLOT, DOWN, UP = 1, 2, 4, 8, 16, 32
 """Bits of a request: a save, a stop after it, a snapshot that stays in memory, the number of the buffer (slot) that it goes to,
 one rung down the memory ladder, one rung up."""
 
-HORIZON = 1
-"""Steps between the highest acknowledgement and the target. A rank that came to a boundary a moment before the request acknowledges
-a step later: together these are the steps that the lead counts (core/checkpoint/save_deadline.py, STEPS_TO_AGREE)."""
+HORIZON = 2
+"""Steps between the highest acknowledgement and the target. With one, rank 0 would wait for a rank that is two boundaries ahead,
+and that one in a collective for rank 0."""
 
 MOST_STEPS = 2 + HORIZON
-"""Steps from a request until all ranks carry it out, at most, the running one included."""
+"""Steps from a request until all ranks carry it out, at most: the running one, another until a rank has seen the request that came
+to its boundary a moment before, and HORIZON. The lead counts them (core/checkpoint/save_deadline.py, STEPS_TO_AGREE)."""
 
 SLOT_BYTES = 64  # a cache line, so that ranks do not write to each other's
 GONE = 1 << 60

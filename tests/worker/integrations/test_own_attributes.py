@@ -747,6 +747,61 @@ def changed_and_put_back(change, before=lambda thing: None):
     return trained, other, told
 
 
+drawn = random.Random(5)
+read = collections.Counter()
+
+
+class Draws(Dataset):
+    """Reads by what its module holds."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        read["samples"] += 1
+        return {"x": torch.tensor([index + drawn.random()])}
+
+
+class Slotted:
+    """Has no attributes of its own, and answers for all."""
+
+    __slots__ = ("held",)
+
+    def __init__(self):
+        self.held = {}
+
+    def __getattr__(self, name):
+        return self.held[name]
+
+
+slotted = Slotted()
+
+
+@pytest.mark.parametrize("cut_at", [3, 5])
+def test_what_data_read_by_in_a_module_is_left_to_the_batches_that_are_read_again(transformers, carried, cut_at):
+    """It came back as it was at the save, and what was read again changed it once more. An object that has no attributes of
+    its own, and answers for all, ended the training."""
+
+    def script():
+        drawn.seed(5)
+        read.clear()
+        model = nn.Linear(1, 1)
+        arguments = transformers.TrainingArguments(
+            "out", use_cpu=True, report_to=[], per_device_train_batch_size=2, disable_tqdm=True, seed=3,
+            remove_unused_columns=False, save_strategy="no", num_train_epochs=1,
+        )  # fmt: skip
+
+        class Squares(transformers.Trainer):
+            def compute_loss(self, model, inputs, **_):
+                return (model(inputs["x"] / 10) - 1).square().mean()
+
+        Squares(model, arguments, train_dataset=Draws()).train()
+        return weights_of(model), dict(read)
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at)
+    assert resumed == whole and whole[1][1] == {"samples": 12}
+
+
 class Keeps:
     """Optimizers in several places, and names."""
 
@@ -768,6 +823,14 @@ def test_an_optimizer_in_a_list_is_named_and_one_that_a_checkpoint_holds_is_not(
     thing.weight.grad = torch.ones(2)
     thing.all[0].step()
     assert saves.state() == [["thing"]] and "thing (all)" in told[0]
+
+
+def test_readings_of_a_clock_are_the_sessions():
+    thing = Keeps()
+    saves = looked_at(thing, [])
+    thing.number, thing.other, thing.train = int(time.time()) + 60, time.monotonic(), time.monotonic_ns()
+    thing.tensor = 5
+    assert saves.state()[0][1] == {"tensor": 5}
 
 
 def test_a_list_of_names_comes_back_in_its_order_where_it_is_the_same_list():
