@@ -39,7 +39,7 @@ def cut_three_times(kgorch: Kgorch, plan: Path, *hurry: str, pauses_s: float, gr
     kgorch.background("start", str(plan), *NO_WALL)
     reached = wait_for_checkpoint(kgorch)
     wall_s = min(max(20, round(3 * (time.monotonic() - began_s))), round(0.45 * pauses_s))
-    wall = ("--set", f"session.wall={wall_s}s", *(("--set", f"{grace}={wall_s // 4}s") if grace else ()))
+    wall = ("--set", f"session.wall={wall_s}s", *(("--set", f"{grace}={wall_s // 3}s") if grace else ()))
     kgorch.kill_everything()
     wait_until(lambda: not processes_of(kgorch.home))
     for _ in range(2):
