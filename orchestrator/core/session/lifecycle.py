@@ -314,9 +314,8 @@ def due(session: LifecycleState, now: Instant) -> Iterator[Event]:
     ):
         yield DeadlineReached()
     elif session.phase is P.TRAINING and now >= session.next_save_s and not session.is_final:
-        if (
-            deadline_s is None or now + session.periodic_save_s <= deadline_s
-        ):  # else the last save would wait for this one
+        # else the last save would wait for this one
+        if deadline_s is None or now + session.periodic_save_s <= deadline_s:
             yield CheckpointDue()
     elif session.phase is P.SAVING and now >= session.overdue_s:
         yield SaveFailed(f"no checkpoint within {now - session.entered_s:.0f} s of asking", overdue=True)

@@ -12,26 +12,23 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import itertools
-import opcode
-import sys
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from types import CodeType, FunctionType, MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from kgorch.worker.audit.script_objects import frames_of_script
 from kgorch.worker.audit.untracked_state import content_of, storage_of
 from kgorch.worker.data import generator_states
 from kgorch.worker.integrations import attribute_values as values_of
 from kgorch.worker.integrations import script_modules
-from kgorch.worker.script_code import is_of_script, is_own_class
+from kgorch.worker.integrations.script_modules import variables_of
+from kgorch.worker.script_code import is_own_class
 from kgorch.worker.wrappers import unwrapped
 
 MOST_OBJECTS = 2_000
@@ -58,8 +55,6 @@ SCALARS = (bool, int, float, type(None))
 
 OF_MODULES = frozenset(vars(nn.Module()))
 """Attributes that PyTorch gives each module, whatever else has one of their names: its tables, `training`."""
-
-_STORES = opcode.opmap["STORE_ATTR"], opcode.opmap["STORE_GLOBAL"]
 
 
 class Root(NamedTuple):
@@ -146,9 +141,9 @@ class OwnAttributes:
         self._known = {id(item) for item in known if item is not None}
         self._device, self._note, self._of_loaders = torch.device(device), note, of_loaders
         self._left, self._misfits, self._too_many = list[str](), list[str](), list[str]()
-        self._names, self._held = _names_that_are_set() - {*without}, list(held)
+        self._names, self._held = script_modules.names_set() - {*without}, list(held)
         self._tracked, roots = {id(item) for item in self._held}, list(roots)
-        self._of_data = script_modules.variables_used(root.thing for root in roots if root.loader)
+        self._of_data = script_modules.names_used(root.thing for root in roots if root.loader)
         self._objects = [self._begun(root) for root in self._found(roots)]
         self._clocks = [(clock, clock()) for clock in (time.time, time.monotonic)]
 
@@ -253,7 +248,7 @@ class OwnAttributes:
                     values[name] = values_of.saved(value)
             elif not self._is_no_state(value, begun, is_callback=item.is_callback):
                 others.append(name)
-        own_dict = _variables(item.thing)
+        own_dict = variables_of(item.thing)
         is_counted = (
             changed.names or not item.is_callback or any(values_of.tensors_in(own_dict.get(name)) for name in others)
         )
@@ -333,7 +328,7 @@ class OwnAttributes:
         } - held
 
     def _put_back(self, item: _Object, name: str, saved: _Changed, in_place: set[int]) -> None:
-        own = _variables(item.thing)
+        own = variables_of(item.thing)
         now, value, tensors = own.get(name), saved.values.get(name, NOT_THERE), saved.modules.get(name)
         if name in saved.generators:
             if not values_of.is_generator(now):
@@ -398,7 +393,7 @@ class OwnAttributes:
 
     def _attributes(self, item: Root | _Object) -> dict[str, Any]:
         """Those that code of the script sets. Empty for an object that has none of its own, as with `__slots__`."""
-        found = list(_variables(item.thing).items())
+        found = list(variables_of(item.thing).items())
         if item.has_all:
             is_code, (set_by_data, named_by_data) = isinstance(item.thing, CODE), self._of_data
             return {
@@ -482,23 +477,11 @@ def _is_variable(name: str, value: Any) -> bool:
     )
 
 
-def _variables(thing: Any) -> dict[str, Any]:
-    """Of an object, a module, a class; the items of a dict that is a root, as Lightning's `hparams`."""
-    if isinstance(thing, dict):
-        return thing
-    try:
-        # code of its own is not run
-        found: Any = vars(thing) if isinstance(thing, type) else object.__getattribute__(thing, "__dict__")
-    except Exception:  # it has none
-        return {}
-    return found if isinstance(found, dict | MappingProxyType) else {}  # type: ignore[return-value]
-
-
 def _set(thing: Any, name: str, value: Any) -> None:
     if isinstance(thing, type):
         setattr(thing, name, value)
     else:  # without code of its own
-        _variables(thing)[name] = value
+        variables_of(thing)[name] = value
 
 
 def _may_be_set(thing: Any, name: str) -> bool:
@@ -532,8 +515,12 @@ def data_roots(name: str, data: Any, *, loader: str = "") -> Iterator[Root]:
 
 def tensors_held(thing: Any) -> dict[str, tuple[int, int]]:
     """By attribute: what tells other tensors in it from those."""
-    found = {name: values_of.tensors_in(value) for name, value in list(_variables(thing).items())}
-    return {name: (id(tensors[0]), len(tensors)) for name, tensors in found.items() if tensors}
+    found = dict[str, tuple[int, int]]()
+    for name, value in list(variables_of(thing).items()):
+        with contextlib.suppress(Exception):  # of a value's own code
+            if tensors := values_of.tensors_in(value):
+                found[name] = id(tensors[0]), len(tensors)
+    return found
 
 
 def script_roots(things: Iterable[Any]) -> Iterator[Root]:
@@ -545,41 +532,6 @@ def script_roots(things: Iterable[Any]) -> Iterator[Root]:
     modules = script_modules.modules_of(things)
     for name, thing in itertools.chain(modules.items(), script_modules.classes_in(modules)):
         yield Root(f"{'class' if isinstance(thing, type) else 'module'} {name}", thing, of_library=True, has_all=True)
-
-
-def _names_that_are_set() -> set[str]:
-    """Attributes that functions and methods of the script set, on any object, and global variables."""
-    codes = [frame.f_code for frame in frames_of_script()]
-    for name, module in list(sys.modules.items()):
-        if issubclass(type(module), ModuleType):
-            variables = script_modules.variables_of(module)
-            file = variables.get("__file__")
-            if name == "__main__" or (isinstance(file, str) and is_of_script(file, name)):
-                codes += itertools.chain.from_iterable(_codes(value, name) for value in list(variables.values()))
-    return set[str]().union(*map(_names_set_in, codes))
-
-
-@functools.cache
-def _names_set_in(code: CodeType) -> frozenset[str]:
-    """Attributes and global variables that a function sets, and those that are defined in it."""
-    words, extended, found = code.co_code, 0, set[str]()
-    for at in range(0, len(words), 2):
-        word, argument = words[at], words[at + 1] | extended << 8
-        extended = argument if word == opcode.EXTENDED_ARG else 0
-        if word in _STORES and argument < len(code.co_names):
-            found.add(code.co_names[argument])
-    return frozenset(found).union(*(_names_set_in(item) for item in code.co_consts if isinstance(item, CodeType)))
-
-
-def _codes(value: Any, module: str) -> Iterator[CodeType]:
-    if not issubclass(type(value), FunctionType | type) or value.__module__ != module:
-        return
-    for item in list(vars(value).values()) if isinstance(value, type) else [value]:
-        functions = [item.fget, item.fset] if isinstance(item, property) else [getattr(item, "__func__", item)]
-        for function in functions:
-            while isinstance(function, FunctionType):
-                yield function.__code__
-                function = function.__dict__.get("__wrapped__")  # what torch.no_grad and the like have wrapped
 
 
 def _is_entry(entry: Any) -> bool:

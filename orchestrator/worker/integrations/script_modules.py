@@ -1,19 +1,23 @@
-"""The modules that a script is made of, and the classes that they define."""
+"""The modules that a script is made of, the classes that they define, and the names that its functions set and use."""
 
 from __future__ import annotations
 
-import dis
+import functools
+import itertools
+import opcode
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from enum import Enum
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
 
 from kgorch.worker.audit.script_objects import frames_of_script
 from kgorch.worker.script_code import is_of_script, is_own_class
 
 MOST_MODULES, MOST_FUNCTIONS = 200, 1000
+
+_STORES = opcode.opmap["STORE_ATTR"], opcode.opmap["STORE_GLOBAL"]
 
 
 def modules_of(things: Iterable[Any]) -> dict[str, ModuleType]:
@@ -44,7 +48,17 @@ def classes_in(modules: dict[str, ModuleType]) -> Iterator[tuple[str, type]]:
                 yield f"{name}.{value.__qualname__}", value
 
 
-def variables_used(things: Iterable[Any]) -> tuple[frozenset[str], frozenset[str]]:
+def names_set() -> set[str]:
+    """Attributes that functions and methods of the script set, on any object, and global variables."""
+    codes = [frame.f_code for frame in frames_of_script()]
+    for name, module in list(sys.modules.items()):
+        if issubclass(type(module), ModuleType) and _is_of_script(module, name):
+            values = list(variables_of(module).values())
+            codes += itertools.chain.from_iterable(_codes(value, name) for value in values)
+    return set[str]().union(*map(_names_set_in, codes))
+
+
+def names_used(things: Iterable[Any]) -> tuple[frozenset[str], frozenset[str]]:
     """Names of variables and attributes that functions of these objects set, and that they name: their methods, the functions and
     objects that they hold, and functions of the script that these call by name."""
     sets, names = set[str](), set[str]()
@@ -54,37 +68,63 @@ def variables_used(things: Iterable[Any]) -> tuple[frozenset[str], frozenset[str
         if id(thing) in seen:
             continue
         seen.add(id(thing))
-        if not isinstance(thing, FunctionType):
-            held = getattr(thing, "__func__", None) or getattr(thing, "func", None)  # a bound method, a partial
-            own = [value for kind in type(thing).__mro__ if is_own_class(kind) for value in vars(kind).values()]
-            inner = vars(thing).values() if own and hasattr(thing, "__dict__") else ()
-            waiting += [
-                value for value in (held, *own, *inner) if isinstance(value, FunctionType) or is_own_class(type(value))
-            ]
-            continue
-        if not is_of_script(thing.__code__.co_filename, str(thing.__module__)):
-            continue
-        for code in _codes_in(thing.__code__):
-            names |= {*code.co_names}
-            sets |= {
-                str(one.argval) for one in dis.get_instructions(code) if one.opname in ("STORE_ATTR", "STORE_GLOBAL")
-            }
-            called = (thing.__globals__.get(name) for name in code.co_names)
-            waiting += [value for value in called if isinstance(value, FunctionType) or is_own_class(type(value))]
+        if isinstance(thing, FunctionType):
+            if not is_of_script(thing.__code__.co_filename, str(thing.__module__)):
+                continue
+            sets |= _names_set_in(thing.__code__)
+            used = _names_used_in(thing.__code__)
+            names |= used
+            below = [thing.__globals__.get(name) for name in used]
+        else:
+            below = [thing.__func__] if isinstance(thing, MethodType) else []
+            below += [thing.func] if isinstance(thing, functools.partial) else []
+            if own := [kind for kind in type(thing).__mro__ if is_own_class(kind)]:
+                below += itertools.chain(variables_of(thing).values(), *(vars(kind).values() for kind in own))
+        waiting += [value for value in below if isinstance(value, FunctionType) or is_own_class(type(value))]
     return frozenset(sets), frozenset(names)
 
 
+def variables_of(thing: Any) -> dict[str, Any]:
+    """Of an object, a module, a class; the items of a dict. No code of it is run: a module that is loaded later would be loaded."""
+    if isinstance(thing, dict):
+        return thing
+    try:
+        found: Any = vars(thing) if isinstance(thing, type) else object.__getattribute__(thing, "__dict__")
+    except Exception:  # it has none
+        return {}
+    return found if isinstance(found, dict | MappingProxyType) else {}  # type: ignore[return-value]
+
+
+@functools.cache
+def _names_set_in(code: CodeType) -> frozenset[str]:
+    """Attributes and global variables that a function sets, and those that are defined in it."""
+    words, extended, found = code.co_code, 0, set[str]()
+    for at in range(0, len(words), 2):
+        word, argument = words[at], words[at + 1] | extended << 8
+        extended = argument if word == opcode.EXTENDED_ARG else 0
+        if word in _STORES and argument < len(code.co_names):
+            found.add(code.co_names[argument])
+    return frozenset(found).union(*map(_names_set_in, _codes_in(code)))
+
+
+def _names_used_in(code: CodeType) -> frozenset[str]:
+    """Variables of modules, and attributes, that a function names, and those that are defined in it."""
+    return frozenset(code.co_names).union(*map(_names_used_in, _codes_in(code)))
+
+
 def _codes_in(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for item in code.co_consts:
-        if isinstance(item, CodeType):
-            yield from _codes_in(item)
+    return (item for item in code.co_consts if isinstance(item, CodeType))
 
 
-def variables_of(module: Any) -> dict[str, Any]:
-    """Without running code of the module: of one that is loaded later, any other look loads it."""
-    found: dict[str, Any] = object.__getattribute__(module, "__dict__")
-    return found
+def _codes(value: Any, module: str) -> Iterator[CodeType]:
+    if not issubclass(type(value), FunctionType | type) or value.__module__ != module:
+        return
+    for item in list(vars(value).values()) if isinstance(value, type) else [value]:
+        functions = [item.fget, item.fset] if isinstance(item, property) else [getattr(item, "__func__", item)]
+        for function in functions:
+            while isinstance(function, FunctionType):
+                yield function.__code__
+                function = function.__dict__.get("__wrapped__")  # what torch.no_grad and the like have wrapped
 
 
 def _is_of_script(module: Any, name: str) -> bool:

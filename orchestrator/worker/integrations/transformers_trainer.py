@@ -51,7 +51,7 @@ def adapt(module: ModuleType) -> None:
 
 
 CALLBACKS = ("BEMACallback",)
-"""Of libraries, with a state that none of them saves."""
+"""See `_stateful_roots`."""
 
 OF_SUMMARY = frozenset({"train_runtime", "train_loss", "total_flos"})
 """Together only in the last entry of a training's log."""
@@ -107,11 +107,6 @@ class TrainerParts:
         others = [item for item in trainer.callback_handler.callbacks if not any(item is one for one in stateful)]
         data = (trainer.train_dataset, trainer.eval_dataset, getattr(trainer, "processing_class", None))
         own = (trainer, trainer.args, trainer.state, trainer.control, trainer.model, trainer.model_wrapped)
-        further = [(type(item).__name__, item) for item in others if type(item).__name__ in CALLBACKS]
-        if (
-            allocator := getattr(getattr(unwrapped(trainer.model), "base_model", None), "rankallocator", None)
-        ) is not None:
-            further.append(("rankallocator", allocator))
         parts = (*own, trainer.optimizer, trainer.lr_scheduler, *stateful, *data)
         roots = [
             *(Root(label, thing, of_library=True) for label, thing in _of_library(trainer)),
@@ -121,10 +116,7 @@ class TrainerParts:
             *data_roots("eval_dataset", trainer.eval_dataset),
             *_function_roots(trainer),
             *(Root(type(item).__name__, item, is_callback=True) for item in others),
-            *(
-                Root(label, thing, is_callback=label in CALLBACKS, of_library=True, has_all=True)
-                for label, thing in further
-            ),
+            *_stateful_roots(trainer.model, others),
             Root("optimizer", self._held[0]),
             *script_roots((trainer, trainer.model, trainer.data_collator, *others)),
         ]
@@ -224,6 +216,16 @@ def _of_library(trainer: Any) -> Iterator[tuple[str, Any]]:
     ):
         if (thing := getattr(owner, name, None)) is not None:
             yield name, thing
+
+
+def _stateful_roots(model: Any, callbacks: Sequence[Any]) -> Iterator[Root]:
+    """Objects of libraries with a state that none of them saves: TRL's averages of the weights, PEFT's importances of AdaLoRA."""
+    for item in callbacks:
+        if type(item).__name__ in CALLBACKS:
+            yield Root(type(item).__name__, item, is_callback=True, of_library=True, has_all=True)
+    allocator = getattr(getattr(unwrapped(model), "base_model", None), "rankallocator", None)
+    if allocator is not None:
+        yield Root("rankallocator", allocator, of_library=True, has_all=True)
 
 
 def _function_roots(trainer: Any) -> Iterator[Root]:
