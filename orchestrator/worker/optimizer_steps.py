@@ -9,7 +9,7 @@ stepped: what lies in the gradients of the others may be left over from its loss
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,17 +23,13 @@ class OptimizerSteps:
         has_stepped: an optimizer has stepped since `begin`.
         is_used: an optimizer has stepped before.
         summing: classes of optimizers that have used a gradient which was summed over such a boundary.
-        stepped: the optimizers that have stepped, as long as they live; whoever looks at it may clear it.
     """
 
     def __init__(self) -> None:
         self.has_stepped = self.is_used = False
-        self.stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.summing: set[str] = set()
-        self._of_step: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        # Of each optimizer its first gradient: the one that its newest step has used, and one that waited at a boundary.
-        self._used: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[Any, int]] = weakref.WeakKeyDictionary()
-        self._waiting: weakref.WeakKeyDictionary[torch.optim.Optimizer, Any] = weakref.WeakKeyDictionary()
+        self._records: dict[int, _Record] = {}  # by the optimizer's id, as long as it lives
+        self._step = 0
         self._handle: Any = None
 
     def begin(self) -> None:
@@ -41,21 +37,30 @@ class OptimizerSteps:
         if self._handle is None:
             self._handle = register_optimizer_step_post_hook(self._on_step)
         self.has_stepped = False
-        self._of_step.clear()
+        self._step += 1
+
+    def take_stepped(self) -> list[torch.optim.Optimizer]:
+        """The optimizers that have stepped since the last call and live."""
+        records = [record for record in self._records.values() if record.is_new]
+        for record in records:
+            record.is_new = False
+        return [owner for record in records if (owner := record.owner()) is not None]
 
     def is_accumulating(self, tracked: Mapping[str, Any]) -> bool:
         """Whether gradients of a tracked optimizer wait for its step.
 
         After a step that a GradScaler has skipped there are none, if the script clears them: then the step counts.
         """
-        optimizers = [thing for thing in tracked.values() if isinstance(thing, torch.optim.Optimizer)]
-        if not self.has_stepped:
-            return any(_gradient(item) is not None for item in optimizers)
-        for item in optimizers:
-            if item not in self._of_step and (gradient := _gradient(item)) is not None:
-                used, version = self._used.get(item, (lambda: None, 0))
-                if used() is not gradient or version != gradient._version:
-                    self._waiting[item] = weakref.ref(gradient)
+        for item in tracked.values():
+            if not isinstance(item, torch.optim.Optimizer):
+                continue
+            record = self._records.get(id(item)) or self._record_of(item)
+            if record.step == self._step or (gradient := _gradient(item)) is None:
+                continue
+            if not self.has_stepped:
+                return True
+            if record.used() is not gradient or record.version != gradient._version:
+                record.waiting = weakref.ref(gradient)
         return False
 
     def close(self) -> None:
@@ -66,15 +71,45 @@ class OptimizerSteps:
 
     def _on_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.has_stepped = self.is_used = True
-        self.stepped.add(optimizer)
-        self._of_step.add(optimizer)
+        record = self._records.get(id(optimizer)) or self._record_of(optimizer)
+        record.step, record.is_new = self._step, True
         if (gradient := _gradient(optimizer)) is not None:
-            if (waited := self._waiting.pop(optimizer, None)) is not None and waited() is gradient:
+            if record.waiting() is gradient:
                 self.summing.add(type(optimizer).__name__)
-            self._used[optimizer] = weakref.ref(gradient), gradient._version
+            record.waiting, record.used, record.version = _nothing, weakref.ref(gradient), gradient._version
+
+    def _record_of(self, optimizer: torch.optim.Optimizer) -> _Record:
+        key, records = id(optimizer), self._records
+        record = records[key] = _Record(weakref.ref(optimizer, lambda _: records.pop(key, None)))
+        return record
+
+
+def _nothing() -> None: ...
+
+
+class _Record:
+    """Of one optimizer.
+
+    Attributes:
+        owner: a reference to it.
+        step: number of the step in which it has stepped last; -1 for never.
+        is_new: it has stepped since `take_stepped`.
+        used, version: a reference to the first gradient that its newest step has used, and PyTorch's count of its writes then.
+        waiting: the same of a gradient that waited at a boundary.
+    """
+
+    __slots__ = ("is_new", "owner", "step", "used", "version", "waiting")
+
+    def __init__(self, owner: weakref.ref[torch.optim.Optimizer]) -> None:
+        self.owner, self.step, self.is_new, self.version = owner, -1, False, 0
+        self.used: Callable[[], Any] = _nothing
+        self.waiting: Callable[[], Any] = _nothing
 
 
 def _gradient(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
     """The first one that there is."""
-    weights = (weight for group in optimizer.param_groups for weight in group["params"])
-    return next((weight.grad for weight in weights if weight.grad is not None), None)
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            if (gradient := weight.grad) is not None:
+                return gradient  # type: ignore[no-any-return]
+    return None

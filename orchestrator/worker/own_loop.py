@@ -60,6 +60,9 @@ class OwnLoop:
         """A loader whose batches come before the boundary drives the loop. Another may take its place, as one with larger batches
         in later epochs; one that is read within the steps does not."""
         loaders, is_first = list(self._state.followed.values()), not self._is_begun
+        if len(loaders) == 1 and loaders[0] is self._driver and self._driver.running is not None:  # nearly always
+            self._driver.at_boundary(is_first=is_first, open_batches=open_batches)
+            return
         given = [loader for loader in loaders if loader.has_given]
         driving = [loader for loader in given if is_first or loader.open_batches]
         for loader in loaders:
@@ -122,7 +125,9 @@ class OwnLoop:
     def _samples_of_step(self) -> int:
         if self._samples is not None:
             return self._samples
-        before, self._used = self._used, sum(loader.samples_used for loader in self._state.followed.values())
+        before, self._used = self._used, 0
+        for loader in self._state.followed.values():
+            self._used += loader.samples_used
         return self._used - before
 
     def follow(self, loader: object, name: str | None) -> FollowedLoader:

@@ -88,11 +88,12 @@ class RngCache:
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._host = device, host_generators()
+        self._is_on_cuda, self._torch_now = device.type == "cuda", torch.default_generator.get_state
 
     def now(self) -> RandomStates:
         """The current states."""
-        cuda = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
-        return RandomStates(torch.get_rng_state(), self._host.python_now(), self._host.numpy_now(), cuda)
+        cuda = torch.cuda.get_rng_state(self._device) if self._is_on_cuda else None
+        return RandomStates(self._torch_now(), *self._host.now(), cuda)
 
     def back_to(self, saved: RandomStates) -> None:
         """Set states of `now`."""
@@ -124,28 +125,25 @@ class HostGenerators:
         self._python: tuple[Any, Any] = None, None
         self._numpy: NumpyCache | None = None
 
-    def python_now(self) -> Any:
-        """The state, as random.setstate takes it."""
+    def now(self) -> tuple[Any, Any]:
+        """The states of Python and NumPy, as their modules take them; None for NumPy where it is not imported."""
         # Normal values are drawn in pairs: the second one waits in an attribute.
         key = self._memory.raw, self._generator.gauss_next
         known, state = self._python
         if key != known:
             state = random.getstate()
             self._python = key, state
-        return state
-
-    def numpy_now(self) -> Any:
-        """The state, as numpy.random.set_state takes it; None where NumPy is not imported."""
         if self._numpy is None:
             if "numpy" not in sys.modules:
-                return None
+                return state, None
             self._numpy = NumpyCache(sys.modules["numpy"])
-        return self._numpy.now()
+        return state, self._numpy.now()
 
     def save(self) -> SavedStates:
         """The states, for `restore` in this process: tables as bytes, 10 µs in place of 100."""
         python = (self._table.raw, self._generator.gauss_next) if self._is_known else random.getstate()
-        return python, torch.get_rng_state(), None if self.numpy_now() is None else self._numpy.save()  # type: ignore[union-attr]
+        _, numpy_state = self.now()
+        return python, torch.get_rng_state(), None if numpy_state is None else self._numpy.save()  # type: ignore[union-attr]
 
     def restore(self, saved: SavedStates) -> None:
         """Set states of `save`. One of NumPy stays as it is where NumPy has been imported since."""

@@ -68,8 +68,7 @@ class PortAudit:
             exactness.update(ladder=SOME_LADDER)
 
     def _report_untracked(self, untracked: UntrackedState) -> None:
-        state, stepped = self._state, list(self._optimizers.stepped)
-        self._optimizers.stepped.clear()
+        state, stepped = self._state, self._optimizers.take_stepped()
         running = [state.foreign_loader, *(loader.running for loader in state.followed.values())]
         loaders = [loader for loader in running if loader is not None]
         generators = [item for loader in loaders for item in loader.generators]

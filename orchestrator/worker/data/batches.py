@@ -9,7 +9,7 @@ axis trains something else, and nothing fails.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +25,7 @@ _FIELD, _UNSURE, _SAMPLES, _NEITHER = range(4)
 list; none of both."""
 
 _PLAIN = (str, bytes, int, float, type(None))
+_LISTS = (list, tuple)  # each `list | tuple` makes a new type
 
 
 class Division(NamedTuple):
@@ -88,12 +89,15 @@ def size(batch: Any) -> int:
 def moved(batch: Any, device: torch.device) -> Any:
     """The batch with its tensors on the device, in new lists and dicts. The copy does not block where memory is pinned."""
     kind = type(batch)
-    if kind is dict:
-        return {key: moved(value, device) for key, value in batch.items()}
-    if kind is list or kind is tuple:
-        return kind(moved(value, device) for value in batch)
     if kind is torch.Tensor:
         return batch if batch.device == device else batch.to(device, non_blocking=True)
+    if kind is dict:
+        return {
+            key: value if type(value) is torch.Tensor and value.device == device else moved(value, device)
+            for key, value in batch.items()
+        }
+    if kind is list or kind is tuple:
+        return kind(moved(value, device) for value in batch)
     return pytree.tree_map(
         lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf, batch
     )
@@ -102,17 +106,20 @@ def moved(batch: Any, device: torch.device) -> Any:
 def _first_axes(value: Any, axes: dict[int, None]) -> dict[int, None]:
     """Adds the sizes of the first axes of all tensors in it, in their order. Takes 2 µs for a pair of tensors, and 20 as PyTorch's
     tree."""
+    items: Iterable[Any] = ()
     if isinstance(value, torch.Tensor):
-        if value.ndim:
-            axes[value.shape[0]] = None
-    elif isinstance(value, list | tuple):
+        items = (value,)
+    elif isinstance(value, _LISTS):
         # Not each of a thousand tokens.
         if value and not (isinstance(value[0], _PLAIN) and isinstance(value[-1], _PLAIN)):
-            for item in value:
-                _first_axes(item, axes)
-    elif isinstance(value, Mapping):
-        for item in value.values():
+            items = value
+    elif type(value) is dict or isinstance(value, Mapping):
+        items = value.values()
+    for item in items:
+        if not isinstance(item, torch.Tensor):
             _first_axes(item, axes)
+        elif item.ndim:
+            axes[item.size(0)] = None
     return axes
 
 

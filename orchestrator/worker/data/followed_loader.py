@@ -18,7 +18,8 @@ class FollowedLoader:
     Other attributes (dataset, batch_size, sampler, …) are those of the loader.
 
     Attributes:
-        epoch: number of the running epoch, from 0.
+        running: the running epoch; None before the first.
+        epoch: its number, from 0.
         open_batches: batches that it had given, when a step began, of that very step: a checkpoint counts them as not used. None
             until the first boundary in an epoch has shown it.
         on_begin: called before an epoch, or the rest of one, is read, with `begins_again`: the rest is read from the beginning on.
@@ -27,7 +28,7 @@ class FollowedLoader:
 
     def __init__(self, loader: Iterable[Any], world_size: int, device: torch.device) -> None:
         self._loader, self._world, self._device = loader, world_size, device
-        self._epoch_of_loader: LoaderFastForward | None = None
+        self.running: LoaderFastForward | None = None
         self._saved: LoaderState | None = None
         self._ranks_before = world_size
         self._skipped = 0  # batches that the first epoch begins after
@@ -53,7 +54,7 @@ class FollowedLoader:
 
     def start_at(self, epoch: int, batches: int) -> None:
         """Begin the first iteration there: another library continues from a checkpoint of its own. A resume goes before it."""
-        if self._saved is None and self._epoch_of_loader is None:
+        if self._saved is None and self.running is None:
             self.epoch, self._skipped = epoch, batches
 
     def begin_anew(self) -> None:
@@ -63,11 +64,6 @@ class FollowedLoader:
             self.epoch += 1
             begun = {"epoch": self.epoch, "batches": 0, "is_begun": False, "generators": generators}
             self._saved = {**self._saved, **begun}
-
-    @property
-    def running(self) -> LoaderFastForward | None:
-        """The running epoch; None before the first."""
-        return self._epoch_of_loader
 
     @property
     def order(self) -> int | None:
@@ -82,18 +78,18 @@ class FollowedLoader:
         """
         if self._saved is not None:
             return int(self._saved.get("batches", 0))
-        return self._epoch_of_loader.batches_used if self._epoch_of_loader is not None and self._given else 0
+        return self.running.batches_used if self.running is not None and self._given else 0
 
     @property
     def epochs_done(self) -> int:
         """Epochs that were read to their end, those of earlier sessions included."""
-        running = self._epoch_of_loader
+        running = self.running
         return self.epoch + bool(running is not None and running.is_over and not self._given and not running.back)
 
     @property
     def has_given_all(self) -> bool:
         """The running epoch has no batch left, whether or not the script has asked for another one."""
-        running = self._epoch_of_loader
+        running = self.running
         with contextlib.suppress(TypeError):  # without a length
             return running is not None and running.batches_used >= len(self)
         return False
@@ -101,13 +97,14 @@ class FollowedLoader:
     @property
     def share(self) -> int:
         """Samples of the newest batch on this rank; 0 before the first."""
-        return self._epoch_of_loader.share_of_rank(0, 0) if self._epoch_of_loader is not None else 0
+        return self.running.share if self.running is not None else 0
 
     @property
     def samples_used(self) -> int:
         """Samples over all ranks that this process has used, over all epochs."""
-        back = self._epoch_of_loader.back if self._epoch_of_loader is not None else 0
-        return (self._samples - back * self.share) * self._world
+        running = self.running
+        back = 0 if running is None else running.back * running.share
+        return (self._samples - back) * self._world
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
@@ -118,11 +115,11 @@ class FollowedLoader:
         return getattr(self._loader, name)
 
     def __iter__(self) -> Iterator[Any]:
-        if self._epoch_of_loader is not None:
+        if self.running is not None:
             self.epoch += 1
         saved, self._saved = self._saved, None
         begun = LoaderFastForward(self._loader, self._world, self._device, saved, self._ranks_before, gives_back=True)
-        self._epoch_of_loader, self._given = begun, 0
+        self.running, self._given = begun, 0
         self._is_read = False
         begun.give_back(self.open_batches or 0)
         begun.seek(self.epoch, int(saved.get("batches", 0)) if saved else self._skipped, self.order)
@@ -139,7 +136,7 @@ class FollowedLoader:
                 break
             self._given += 1
             self._given_in_all += 1
-            self._samples += self.share
+            self._samples += begun.share
             yield batch
         if self._is_ahead:  # its last batches may be those of the next step
             self._is_read = True
@@ -147,8 +144,8 @@ class FollowedLoader:
             self._end()
 
     def _end(self) -> None:
-        assert self._epoch_of_loader is not None
-        self._epoch_of_loader.end()
+        assert self.running is not None
+        self.running.end()
         self._given, self._is_read = 0, False
 
     def before_batch(self) -> None:
@@ -169,8 +166,8 @@ class FollowedLoader:
             open_batches = self._given
         if open_batches is not None:
             self.open_batches = open_batches
-        if self._epoch_of_loader is not None:
-            self._epoch_of_loader.give_back(min(self.open_batches or 0, self._given))
+        if self.running is not None:
+            self.running.give_back(min(self.open_batches or 0, self._given))
 
     @property
     def has_given(self) -> bool:
@@ -190,7 +187,7 @@ class FollowedLoader:
     @property
     def place(self) -> dict[str, Any] | None:
         """The position, for a checkpoint; None before the first epoch."""
-        running = self._epoch_of_loader
+        running = self.running
         if running is None:
             return dict(self._saved) if self._saved else None
         is_over = self.epochs_done > self.epoch

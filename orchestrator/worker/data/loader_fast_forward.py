@@ -70,6 +70,7 @@ class LoaderFastForward:
             hold no more samples than were used.
         back: of the newest batches that were given, those that a checkpoint counts as not used: a resume gives them again.
         is_over: the epoch was read to its end.
+        share: samples of the newest batch on this rank; before the epoch's first one, those that the loader declares.
         before_next: called where used batches are read again, and a loader reads ahead: before the one behind them is read, with
             the last of them. Of any other loader the caller does it, when it is iterated.
     """
@@ -83,8 +84,8 @@ class LoaderFastForward:
         self.batch = self.back = self._epoch = self._used = 0
         self.is_over = False
         self.before_next: Callable[[], None] | None = None
-        self._parts = parts_of(loader)
-        self._share = self._declared_share  # until the epoch's first batch is there
+        self._set_parts()
+        self.share = self._declared_share
         self._states = LoaderRandomStates(device, self._parts.generators)
         self._stream = StreamState(loader, world_size, records=gives_back)
         self._watch: ReadWatch | None = None
@@ -113,10 +114,10 @@ class LoaderFastForward:
 
     def samples_in(self, batch: int) -> int:
         """Samples of the newest batch over all ranks, which are assumed to have as many as this one."""
-        return self._share * self._world
+        return self.share * self._world
 
     def share_of_rank(self, batch: int, rank: int) -> int:
-        return self._share
+        return self.share
 
     def seek(self, epoch: int, batch: int, order: int | None = None) -> None:
         """Start the next iteration there, and set the epoch of the samplers.
@@ -271,7 +272,7 @@ class LoaderFastForward:
             **(self._began or {}),
             "is_begun": back > 0,
             "stream": self._stream.after(self.batches_used, watch.given) if watch else None,
-            "used": max(0, self._used - back * self._share * self._world),
+            "used": max(0, self._used - back * self.share * self._world),
             "stood": None if back else self._states.held(),
             "order": list(watch.order) if watch and watch.order else None,
             "newest": self._newest.checksum() if self._newest and watch and watch.repeats_newest and not back else None,
@@ -365,9 +366,9 @@ class LoaderFastForward:
 
     def _counted(self, iterator: Iterator[Any]) -> Iterator[Any]:
         for batch in iterator:
-            self._share = self._size(batch)
+            self.share = self._size(batch)
             self._take(batch)
-            self._used += self._share * self._world
+            self._used += self.share * self._world
             yield batch
 
     def _take(self, batch: Any) -> None:
@@ -382,19 +383,21 @@ class LoaderFastForward:
             self._search()
 
     def _search(self) -> None:
-        self._parts = parts_of(self._loader)
+        self._set_parts()
         self._states.generators = self._parts.generators
         if self._indexed is None:
             self._left_out = None
 
+    def _set_parts(self) -> None:
+        loader, self._parts = self._loader, parts_of(self._loader)
+        # Only a DataLoader that gives its batches in the order of their indices, and counts them from the epoch's beginning on.
+        is_plain = isinstance(loader, DataLoader) and len(self._parts.loaders) == 1
+        self._is_in_order = is_plain and getattr(loader, "in_order", True)
+
     def _size(self, batch: Any) -> int:
         """Samples of the batch that the loader gives next."""
-        loader, watch, known = self._loader, self._watch, 0
-        # Only a DataLoader that gives its batches in the order of their indices, and counts them from the epoch's beginning on.
-        is_in_order = (
-            isinstance(loader, DataLoader) and getattr(loader, "in_order", True) and len(self._parts.loaders) == 1
-        )
-        if watch and watch.sizes and is_in_order and not self._stream.is_known:
+        watch, known = self._watch, 0
+        if self._is_in_order and watch and watch.sizes and not self._stream.is_known:
             known = watch.sizes[0]
         try:
             return max(1, batches.length(batch, known))

@@ -47,6 +47,8 @@ SURE = 4
 SAMPLED = 64
 """Elements of a tensor that go into its checksum."""
 
+_LISTS = (list, tuple)
+
 _watches: weakref.WeakKeyDictionary[DataLoader[Any], weakref.ref[ReadWatch]] = weakref.WeakKeyDictionary()
 _opening: list[ReadWatch] = []
 """The watch of the iterator that is being created: one with loading processes draws its first indices at once."""
@@ -78,6 +80,7 @@ class ReadWatch:
         lacking: of them, those that the samplers have not given: the epoch is shorter than it was.
         processes: where loading processes that start for the epoch keep their random states.
         is_exhausted: a read has found the samplers' end. They may have drawn random numbers there.
+        to_skip: indices that are to be left out before the next read.
     """
 
     def __init__(
@@ -98,7 +101,7 @@ class ReadWatch:
         self._has_order = self._has_no_order = False
         self._thread, self._process = threading.get_ident(), os.getpid()
         self._is_active = self._is_busy = False
-        self._to_skip, self._arrives_at = 0, -1
+        self.to_skip, self._arrives_at = 0, -1
         self._arrive: Callable[[], None] = _nothing
         self.processes: WorkerStates | None = None
         self.is_exhausted = self._arrives_at_end = False
@@ -125,7 +128,7 @@ class ReadWatch:
             at_end: the samplers' end had been found after them.
             arrive: called when as much is read, found or left out.
         """
-        self.reads = self.given = self.skipped = self._to_skip = batches
+        self.reads = self.given = self.skipped = self.to_skip = batches
         self._arrives_at, self._arrives_at_end, self._arrive = reads, at_end, arrive
 
     def draw_skipped(self, draw: Callable[[], Any]) -> int:
@@ -137,19 +140,19 @@ class ReadWatch:
         Raises:
             StopIteration: there are fewer.
         """
-        if not self._to_skip or not self._counts():
+        if not self._counts():
             return 0
-        while self._to_skip:
+        while self.to_skip:
             self.count_index(draw())
             self.sizes.pop()
-            self._to_skip -= 1
+            self.to_skip -= 1
         if self._is_busy:  # in the rank's own process: the first read goes on here
             self._begin_read()
         return self.skipped
 
     def end_skip(self) -> None:
         """The first batch is there, or there is none."""
-        self.lacking, self._to_skip, self._arrives_at, self._arrive = self._to_skip, 0, -1, _nothing
+        self.lacking, self.to_skip, self._arrives_at, self._arrive = self.to_skip, 0, -1, _nothing
 
     def active(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call the function. Only reads inside of it count, and reads in other threads."""
@@ -216,16 +219,16 @@ class ReadWatch:
         """Number of draws of indices, and their checksum; None where there are none (a stream)."""
         return (self._indices, self._checksum) if self._has_order and not self._has_no_order else None
 
-    def read(self, read: Callable[[], Any]) -> Any:
-        """Read a DataLoader's batch. A batch that it reads from another DataLoader is part of it."""
+    def read(self, read: Callable[[Any], Any], iterator: Any) -> Any:
+        """Read a DataLoader's batch: `read(iterator)`. A batch that it reads from another DataLoader is part of it."""
         if self._is_busy or not self._counts():
-            return read()
+            return read(iterator)
         self.in_threads = self.in_threads or threading.get_ident() != self._thread
-        if not self._to_skip:
+        if not self.to_skip:
             self._begin_read()
         self._is_busy = True
         try:
-            batch = read()
+            batch = read(iterator)
         except StopIteration:
             if self._states and self._states[-1][0] > self.reads:
                 self._states.pop()
@@ -235,7 +238,8 @@ class ReadWatch:
         finally:
             self._is_busy = False
         self.reads += 1
-        self._look_arrival()
+        if self._arrives_at >= 0:
+            self._look_arrival()
         return batch
 
     def _look_arrival(self) -> None:
@@ -244,7 +248,8 @@ class ReadWatch:
             self._arrive()
 
     def _begin_read(self) -> None:
-        self._look_arrival()
+        if self._arrives_at >= 0:
+            self._look_arrival()
         if (states := self._ahead.pop(self.reads + 1, None)) is not None:
             self._set_states(states)
         if self._records:
@@ -254,10 +259,11 @@ class ReadWatch:
         """A sampler has given an index, or a batch of indices."""
         if not self._counts():
             return
+        is_batch, is_empty = isinstance(index, _LISTS), _is_empty(index)
         self._indices += 1
-        self.sizes.append(len(index) if isinstance(index, list | tuple) and not _is_empty(index) else 0)
-        self._checksum = zlib.crc32(_bytes_of(index), self._checksum)
-        self._has_order = self._has_order or not _is_empty(index)
+        self.sizes.append(len(index) if is_batch and not is_empty else 0)
+        self._checksum = zlib.crc32(_bytes_of(index, is_batch=is_batch), self._checksum)
+        self._has_order = self._has_order or not is_empty
         if self._order and self._indices == self._order[0]:
             self.same_order = self._checksum == self._order[1]
 
@@ -301,46 +307,47 @@ def _versions(leaves: Iterable[Any]) -> list[int] | None:
     return versions
 
 
-def _bytes_of(index: Any) -> bytes:
+def _bytes_of(index: Any, *, is_batch: bool) -> bytes:
     try:
-        return array("q", index if isinstance(index, list | tuple) else [index]).tobytes()
+        return array("q", index if is_batch else [index]).tobytes()
     except (TypeError, OverflowError):  # the indices are not integers
         return repr(index).encode()
 
 
 def _is_empty(index: Any) -> bool:
     """Whether the index is that of a stream's sampler."""
-    return index is None or (isinstance(index, list) and all(item is None for item in index))
+    if index is None:
+        return True
+    return isinstance(index, list) and (not index or index[0] is None) and all(item is None for item in index)
 
 
-def _wrap(kind: type, name: str, wrapped: Callable[..., Any]) -> None:
-    """Replace the method, in the class that defines it, by `wrapped(original, self)`, once."""
+def _wrap(kind: type, name: str, wrapped: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]) -> None:
+    """Replace the method, in the class that defines it, by `wrapped(original)`, once."""
     owner = next((base for base in kind.__mro__ if name in vars(base)), None)
     if owner is None or hasattr(original := vars(owner)[name], "_is_watched"):
         return
-
-    @functools.wraps(original)
-    def method(self: Any) -> Any:
-        return wrapped(original, self)
-
+    method = functools.wraps(original)(wrapped(original))
     method._is_watched = True  # type: ignore[attr-defined]
     setattr(owner, name, method)
 
 
-def _opened(original: Callable[[Any], Any], loader: Any) -> Any:
-    watch = known() if (known := _watches.get(loader)) else None
-    if watch is None:
-        with _seeded_apart(loader):
-            return original(loader)
-    _wrap_iterators()
-    _opening.append(watch)
-    try:
-        with without_sigterm(loader), keeping_states(loader, watch.processes if watch.is_active else None):
-            iterator = original(loader)
-    finally:
-        _opening.remove(watch)
-    _follow(iterator, watch)
-    return iterator
+def _opened(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def get_iterator(loader: Any) -> Any:
+        watch = known() if (known := _watches.get(loader)) else None
+        if watch is None:
+            with _seeded_apart(loader):
+                return original(loader)
+        _wrap_iterators()
+        _opening.append(watch)
+        try:
+            with without_sigterm(loader), keeping_states(loader, watch.processes if watch.is_active else None):
+                iterator = original(loader)
+        finally:
+            _opening.remove(watch)
+        _follow(iterator, watch)
+        return iterator
+
+    return get_iterator
 
 
 @contextlib.contextmanager
@@ -377,20 +384,26 @@ def _watch_of(iterator: Any) -> ReadWatch | None:
     return known() if known else (_opening[-1] if _opening else None)
 
 
-def _drawn(original: Callable[[Any], Any], iterator: Any) -> Any:
-    watch = _watch_of(iterator)
-    if watch and (skipped := watch.draw_skipped(lambda: original(iterator))) and iterator._num_workers:
-        for _ in range(skipped % iterator._num_workers):  # each loading process reads what it would have read
-            next(iterator._worker_queue_idx_cycle)
-    index = original(iterator)
-    if watch:
+def _drawn(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def next_index(iterator: Any) -> Any:
+        if (watch := _watch_of(iterator)) is None:
+            return original(iterator)
+        if watch.to_skip and (skipped := watch.draw_skipped(lambda: original(iterator))) and iterator._num_workers:
+            for _ in range(skipped % iterator._num_workers):  # each loading process reads what it would have read
+                next(iterator._worker_queue_idx_cycle)
+        index = original(iterator)
         watch.count_index(index)
-    return index
+        return index
+
+    return next_index
+
+
+def _read(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def next_data(iterator: Any) -> Any:
+        watch = _watch_of(iterator)
+        return watch.read(original, iterator) if watch else original(iterator)
+
+    return next_data
 
 
 def _nothing() -> None: ...
-
-
-def _read(original: Callable[[Any], Any], iterator: Any) -> Any:
-    watch = _watch_of(iterator)
-    return watch.read(lambda: original(iterator)) if watch else original(iterator)

@@ -128,6 +128,8 @@ class LossGuard:
 
     def boundary(self, step: int) -> None:
         """Repeat the changes that an earlier attempt made before this step."""
+        if not self._entries:  # nearly always
+            return
         due = [entry for entry in self._entries if entry["step"] == step and "skip" not in entry]
         for entry in due:
             self._make(entry)
@@ -176,7 +178,7 @@ class LossGuard:
         batch_losses, self._losses = self._recorded, []
         self._recorded = []
         if self._arriving is None:
-            return self._weigh([float(loss) for loss in batch_losses], self._step, self._call, stepped=False)
+            return self._weigh([*map(float, batch_losses)], self._step, self._call, stepped=False)
         # What a vote before this one has seen holds: another rank had run out of memory, and the step is done once more.
         is_late = self._trouble is not None or any(self._weigh_late(arrived) for arrived in self._arrived())
         if batch_losses:
@@ -216,12 +218,13 @@ class LossGuard:
                 dropped before.
         """
         self._losses = losses
-        if bad := [loss for loss in losses if not math.isfinite(loss)]:
+        if not all(map(math.isfinite, losses)):
             was_dropped = any(0 <= step - taken.seen <= training_health.SOON for taken in self._past)
             if (not stepped or was_dropped) and (bad_name := next(_not_finite(_weights(self._tracked)), None)):
                 self._see(WEIGHTS, step, f"{bad_name} is no number at step {step}, and so the loss", 0)
                 return LATE
-            self._see(LOSS, step, f"loss is {bad[0]} at step {step}", call)
+            bad = next(loss for loss in losses if not math.isfinite(loss))
+            self._see(LOSS, step, f"loss is {bad} at step {step}", call)
             return NOT_FINITE
         for loss in losses:
             if not (reason := self._spike.check(loss)):

@@ -91,7 +91,14 @@ def in_parts(original: Callable[..., Any], carrier_of: Callable[[Any], Any]) -> 
 
 
 def _can_be_divided(kwargs: Any) -> bool:
+    if "batch" not in kwargs:
+        return False
+    batch = kwargs["batch"]
+    items = batch.values() if type(batch) is dict else batch if type(batch) in (list, tuple) else ()
+    for item in items:  # nearly always its first one tells
+        if type(item) is torch.Tensor and item.ndim:
+            return item.size(0) > 0
     try:
-        return "batch" in kwargs and batches.length(kwargs["batch"]) > 0
+        return batches.length(batch) > 0
     except KgorchError:  # a graph, a list of texts
         return False

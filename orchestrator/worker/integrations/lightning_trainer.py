@@ -267,12 +267,8 @@ class LightningCarrier:
         current = getattr(connector, "_callback_metrics", None)
         if current is None:
             current = self._trainer.callback_metrics
-        reported = self._reported
-        logged = {
-            name: value
-            for name, value in current.items()
-            if not lightning_checkpoint.is_same(reported.get(name), value)
-        }
+        reported, is_same = self._reported, lightning_checkpoint.is_same
+        logged = {name: value for name, value in current.items() if not is_same(reported.get(name), value)}
         if logged:
             reported.update(logged)
             self.session.report(**carrier.figures(logged))
@@ -282,16 +278,26 @@ def _carrier_of(trainer: Any) -> LightningCarrier | None:
     """What carries the loop that runs; None in the search of a LearningRateFinder or BatchSizeFinder, which runs the same loop
     with other callbacks and undoes all of it."""
     carried: LightningCarrier | None = getattr(trainer, "_kgorch", None)
-    return carried if carried and any(item is carried.callback for item in trainer.callbacks) else None
+    if carried is None:
+        return None
+    mine, callbacks = carried.callback, trainer.callbacks
+    is_there = callbacks and (callbacks[0] is mine or any(item is mine for item in callbacks))
+    return carried if is_there else None
 
 
 def _callback(root: str, carried: LightningCarrier) -> Any:
     base: Any = import_module(f"{root}.callbacks").Callback
+    # Lightning leaves out what cannot be called; its profiler would record each hook of a step, in some ten calls.
+    hooks = (name for name in dir(base) if name.startswith("on_") and not name.endswith("_checkpoint"))
+    quiet: Any = type("QuietCallback", (base,), dict.fromkeys(hooks))
 
-    class LightningCallback(base):  # type: ignore[misc]
-        def on_train_batch_start(self, *_: Any) -> None:
-            if carried.awaits_batch:  # no batch was transferred: the step reads its batches itself
-                carried.begin_step()
+    class LightningCallback(quiet):  # type: ignore[misc]
+        @property
+        def on_train_batch_start(self) -> Callable[..., None] | None:
+            return self._begin_step if carried.awaits_batch else None  # else it began when the batch was transferred
+
+        def _begin_step(self, *_: Any) -> None:
+            carried.begin_step()  # it reads its batches itself
 
         def on_train_epoch_end(self, *_: Any) -> None:
             carried.report()  # before the epoch's means take the place of its last batch's values

@@ -98,6 +98,8 @@ class GradientReduction:
 
     def begin(self) -> None:
         """Run the collectives of a forward that are not part of the reduction, before the part of the step that may fail."""
+        if not self._ddps:
+            return
         self._sequence_before = None  # if memory runs out in here, this rank's progress is unknown
         for ddp in self._ddps:
             self._syncs = ddp.require_backward_grad_sync

@@ -193,8 +193,12 @@ class MicrobatchRunner:
         padding = self._padding(samples, microbatch) if self.is_sharded and microbatch else 0
         # Nearly all steps: the same bits as below, in less time.
         if last and not padding and (microbatch is None or microbatch >= samples):
-            # Copied as the sum of several is: a CUDA graph writes its losses to the same memory each time.
-            total = work(batches.moved(batch, self._device), weight).to(torch.float32, copy=self._device.type == "cuda")
+            total = work(batches.moved(batch, self._device), weight)
+            if self._device.type == "cuda":
+                # As the sum of several is: a CUDA graph writes its losses to the same memory each time.
+                total = total.to(torch.float32, copy=True)
+            elif total.dtype is not torch.float32:
+                total = total.float()
         else:
             losses = []
             size = microbatch or samples

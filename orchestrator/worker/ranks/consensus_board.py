@@ -135,6 +135,9 @@ class Board:
         Raises:
             PeersLost: a rank has died.
         """
+        if self._world == 1:
+            self.worst_rank = 0
+            return flag
         self._votes += 1
         place = _VOTES[self._votes & 1]
         self._write(self._rank, place, self._votes << 8 | flag)

@@ -32,9 +32,7 @@ class Training:
 
     def _stepped(self):
         """Not in a variable of `step`, where the search would find it."""
-        stepped = list(self._steps.stepped)
-        self._steps.stepped.clear()
-        return stepped
+        return self._steps.take_stepped()
 
 
 @pytest.fixture
