@@ -163,24 +163,44 @@ class Listing:
     def __init__(self, rows: list[Any]) -> None:
         self._list, self._rows = id(rows), list(rows)
         self._newest, self._order = list[Any](), torch.zeros(0, dtype=torch.int64)
+        self._is_put_back = False
+
+    @functools.cached_property
+    def _sorted(self) -> list[Any]:
+        """The rows in the order of their texts, which hangs on no session. Of rows by the million it takes seconds, which most
+        trainings need not wait for."""
+        return sorted(self._rows, key=repr)
+
+    @functools.cached_property
+    def _places(self) -> dict[int, int]:
+        """Where each object is among the sorted rows."""
+        return {id(row): place for place, row in enumerate(self._sorted)}
+
+    @functools.cached_property
+    def _places_of_texts(self) -> dict[str, int]:
+        """The same for rows that the script has made anew, as by listing the files again."""
+        return {repr(row): place for place, row in enumerate(self._sorted)}
 
     @functools.cached_property
     def _checksum(self) -> int:
-        """Of names by the million it takes a second, which most trainings need not wait for."""
-        return functools.reduce(lambda crc, row: zlib.crc32(repr(row).encode(), crc), self._rows, 0)
+        return functools.reduce(lambda crc, row: zlib.crc32(repr(row).encode(), crc), self._sorted, 0)
 
     def is_as_begun(self, rows: list[Any]) -> bool:
-        return len(rows) == len(self._rows) and all(map(operator.is_, rows, self._rows))
+        """Whether nothing need be saved: a session that begins anew has these rows in this order."""
+        is_same = len(rows) == len(self._rows) and all(map(operator.is_, rows, self._rows))
+        return is_same and not self._is_put_back
 
     def order_of(self, rows: list[Any]) -> dict[str, Any] | None:
-        """Where each row was when the training began; None where one is new."""
+        """Where each row is among the sorted ones of the beginning; None where one is new."""
         if len(rows) != len(self._newest) or not all(map(operator.is_, rows, self._newest)):
-            places = {id(row): place for place, row in enumerate(self._rows)}
-            self._newest, self._order = (
-                list(rows),
-                torch.tensor([places.get(id(row), -1) for row in rows], dtype=torch.int64),
-            )
+            places = [self._places.get(id(row), -1) for row in rows]
+            if -1 in places:
+                places = [self._place_of(row) if place < 0 else place for row, place in zip(rows, places, strict=True)]
+            self._newest, self._order = list(rows), torch.tensor(places, dtype=torch.int64)
         return None if bool((self._order < 0).any()) else {"order": self._order, "of": self._checksum}
+
+    def _place_of(self, row: Any) -> int:
+        return self._places_of_texts.get(repr(row), -1) if _is_row(row) else -1
 
     def in_order(self, now: list[Any], state: Any) -> list[Any]:
         """The rows in an order of `order_of`: in the list of the beginning, if it is still there. Raises: ValueError."""
@@ -188,7 +208,8 @@ class Listing:
         is_order = isinstance(order, torch.Tensor) and order.dtype == torch.int64 and order.ndim == 1
         if state.get("of") != self._checksum or not is_order or len(order) > LONGEST_LISTING:
             raise ValueError("another list")
-        rows = [self._rows[place] for place in order.tolist()]
+        rows = [self._sorted[place] for place in order.tolist()]
+        self._is_put_back = True
         if id(now) != self._list:
             return rows
         now[:] = rows

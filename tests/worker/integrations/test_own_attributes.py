@@ -840,6 +840,7 @@ def test_a_list_of_names_comes_back_in_its_order_where_it_is_the_same_list():
     saved, shared = saves.state(), other.names
     restores.put_back(saved)
     assert other.names == ["c", "b", "a"] and other.names is shared
+    assert restores.state()[0][4]["names"]["order"].tolist() == [2, 1, 0], "the next session begins otherwise"
     thing.names.append("d")
     assert saves.state() == [["thing"]], "a name comes from no checkpoint"
     third = Keeps()
@@ -849,6 +850,19 @@ def test_a_list_of_names_comes_back_in_its_order_where_it_is_the_same_list():
     misfits.put_back(saved)
     misfits.state()
     assert third.names == ["a", "b", "x"] and "thing (names: of another kind or size than it was)" in told[0]
+
+
+def test_a_list_of_names_that_is_made_and_shuffled_at_each_begin_comes_back_in_its_order():
+    """As where `train_dataloader` lists the files and shuffles them: a session begins with an order of its own."""
+    thing, other = Keeps(), Keeps()
+    thing.names, other.names = [("b", 1), ("a", 1.0), ("c", 0), ("a", 1)], [("a", 1), ("a", 1.0), ("b", 1), ("c", 0)]
+    saves, restores = (OwnAttributes([Root("thing", item)], (), (), "cpu", print) for item in (thing, other))
+    made_anew = [(f"{name}", number) for name, number in thing.names]
+    thing.names = [made_anew[place] for place in (2, 0, 3, 1)]
+    restores.put_back(saves.state())
+    assert [*map(repr, other.names)] == ["('c', 0)", "('b', 1)", "('a', 1)", "('a', 1.0)"]
+    thing.names = [("d", 1)]
+    assert saves.state() == [["thing"]], "a name comes from no checkpoint"
 
 
 @pytest.mark.parametrize(
