@@ -139,8 +139,8 @@ def mark(value: Any) -> Any:
 
 
 def mark_of_other(value: Any, known: Collection[int]) -> Any:
-    """What tells an object that is no value from another: a new one, a longer list, other tensors, generators that have drawn,
-    other states of its optimizers.
+    """What tells an object that is no value from another: a new one, a longer list, other numbers in its rows, other tensors,
+    generators that have drawn, other states of its optimizers.
 
     Args:
         known: ids of objects that are saved by themselves.
@@ -149,7 +149,8 @@ def mark_of_other(value: Any, known: Collection[int]) -> Any:
     items = list(_items_of(value))
     generators = [generator_states.state_of(item) for item in items if is_generator(item)]
     states = [mark(state_of(item)) for item in items if id(item) not in known and has_state(item)]
-    return id(value), size, content_of(tensors_in(value)), generators, states
+    numbers = [item for item in items if type(item) in (bool, int, float)]
+    return id(value), size, numbers, content_of(tensors_in(value)), generators, states
 
 
 class Listing:
