@@ -120,14 +120,11 @@ class StepLoop:
         """Args: counts_all: an `enumerate` around it counts the batches of all epochs."""
         state, at, runner, device = self._state, self._state.position, self._runner, self._state.member.device
         source, batches = self._begin_epoch(loader)
-        is_empty = True
+        is_empty, divided = True, -1
         for parts in state.resources.timed(batches):
-            samples, ranks = source.samples_in(at.batch), self._ranks_of(source)
-            shares = [source.share_of_rank(at.batch, rank) for rank in ranks.mine]
-            # A process alone divides by the number of virtual ranks after the backward, DDP and FSDP by that of processes.
-            divided_by = ranks.count if ranks.world_size == 1 else ranks.world_size
-            weights = [share * divided_by / samples for share in shares]
-            read = [share or 1 for share in shares]  # a rank without a share gets a sample of weight 0
+            samples = source.samples_in(at.batch)
+            if samples != divided:  # nearly always the same
+                divided, (weights, read) = samples, self._divided(source, samples)
             if not self._is_counted:
                 self._is_counted, done = True, at.batch + (len(source) * at.epoch if counts_all else 0)
                 enumerations.count_on(done, only=(0, 1))  # any other count is one of the script's own, as session.step
@@ -151,6 +148,15 @@ class StepLoop:
         if is_empty and at.batch:
             session_end.empty_epoch = at.epoch
         state.marker.enter("evaluation")
+
+    def _divided(self, source: Loader | LoaderFastForward, samples: int) -> tuple[list[float], list[int]]:
+        """Weight and samples of the part of each rank that this process plays, of a step of so many samples."""
+        ranks = self._ranks_of(source)
+        shares = [source.share_of_rank(self._state.position.batch, rank) for rank in ranks.mine]
+        # A process alone divides by the number of virtual ranks after the backward, DDP and FSDP by that of processes.
+        divided_by = ranks.count if ranks.world_size == 1 else ranks.world_size
+        weights = [share * divided_by / samples for share in shares]
+        return weights, [share or 1 for share in shares]  # a rank without a share gets a sample of weight 0
 
     def _begin_epoch(self, loader: Iterable[Any]) -> tuple[Loader | LoaderFastForward, Iterator[list[Any]]]:
         """The loader, and its batches that are still to do."""
