@@ -32,8 +32,9 @@ from kgorch.worker import session_end
 from kgorch.worker.integrations import carrier
 from kgorch.worker.integrations.accelerate_loader import WITHIN, StepLoader, follow_in_place
 from kgorch.worker.integrations.accumulation_windows import AccumulationWindows
+from kgorch.worker.integrations.attribute_search import Root
 from kgorch.worker.integrations.kept_files import KeptFiles
-from kgorch.worker.integrations.own_attributes import OwnAttributes, Root
+from kgorch.worker.integrations.own_attributes import OwnAttributes
 from kgorch.worker.integrations.own_state import OwnState
 from kgorch.worker.integrations.prepared_loaders import PreparedLoaders, bits_of, text_of
 from kgorch.worker.integrations.script_numbers import ScriptNumbers

@@ -10,7 +10,8 @@ from kgorch.errors import CannotRestore
 from kgorch.worker import tagged_json
 from kgorch.worker.integrations import carrier, lightning_callbacks, lightning_checkpoint
 from kgorch.worker.integrations.attribute_restore import AttributeRestore
-from kgorch.worker.integrations.own_attributes import OwnAttributes, Root, data_roots, script_roots
+from kgorch.worker.integrations.attribute_search import Root, data_roots, script_roots
+from kgorch.worker.integrations.own_attributes import OwnAttributes
 from kgorch.worker.script_code import is_own_function
 from kgorch.worker.session import Session
 

@@ -12,27 +12,19 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
 
 from kgorch.worker.audit.untracked_state import content_of, storage_of
 from kgorch.worker.data import generator_states
 from kgorch.worker.integrations import attribute_values as values_of
-from kgorch.worker.integrations import script_modules
+from kgorch.worker.integrations.attribute_search import CODE, OF_MODULES, SCALARS, AttributeSearch, Root
 from kgorch.worker.integrations.script_modules import variables_of
-from kgorch.worker.script_code import is_own_class
-from kgorch.worker.wrappers import unwrapped
-
-MOST_OBJECTS = 2_000
-"""That are looked at in each save, those of the model last."""
 
 MOST_BYTES = 256 << 20
 """Of all tensors together, besides twice those of the trained model."""
@@ -48,34 +40,6 @@ A_WHILE_S = 30 * 86_400.0
 WHAT = "attributes that may hold more than numbers and tensors, and begin anew in each session"
 
 NOT_THERE: Any = object()
-
-CODE = (ModuleType, type)
-
-SCALARS = (bool, int, float, type(None))
-
-OF_MODULES = frozenset(vars(nn.Module()))
-"""Attributes that PyTorch gives each module, whatever else has one of their names: its tables, `training`."""
-
-
-class Root(NamedTuple):
-    """An object in which to look.
-
-    Attributes:
-        label: by which its state is found again.
-        is_callback: whatever else it holds may be state.
-        loader: of the training that reads by it; empty for none.
-        of_library: its class need not be the script's.
-        has_all: all of its variables count, and not only those that code of the script sets as attributes; of a module or class not
-            the numbers that no function sets, and not what the data of the training use: a resume reads batches again, which
-            changes it once more.
-    """
-
-    label: str
-    thing: Any
-    is_callback: bool = False
-    loader: str = ""
-    of_library: bool = False
-    has_all: bool = False
 
 
 class _Object(NamedTuple):
@@ -140,18 +104,20 @@ class OwnAttributes:
     ) -> None:  # fmt: skip
         self._known = {id(item) for item in known if item is not None}
         self._device, self._note, self._of_loaders = torch.device(device), note, of_loaders
-        self._left, self._misfits, self._too_many = list[str](), list[str](), list[str]()
-        self._names, self._held = script_modules.names_set() - {*without}, list(held)
-        self._tracked, roots = {id(item) for item in self._held}, list(roots)
-        self._of_data = script_modules.names_used(root.thing for root in roots if root.loader)
-        self._objects = [self._begun(root) for root in self._found(roots)]
+        self._left, self._misfits, self._held = list[str](), list[str](), list(held)
+        self._tracked = {id(item) for item in self._held}
+        self._search = AttributeSearch(roots, self._known, without)
+        found = self._search.objects()
+        # modules have weights, which count wherever they are
+        self._known |= {id(root.thing) for root in found if not isinstance(root.thing, nn.Module)}
+        self._objects = [self._begun(root) for root in found]
         self._clocks = [(clock, clock()) for clock in (time.time, time.monotonic)]
 
     def state(self) -> list[list[Any]]:
         """(label, values, tensors of modules, states of generators, states of other objects) of each object, as far as they have
         changed since the training began; the label alone of one that is left alone."""
         states, left = self._states(self._objects)
-        left += [*self._too_many, *self._misfits]
+        left += [*self._search.too_many, *self._misfits]
         if left != self._left:
             self._left = left
             more = f" and {len(left) - MOST_NAMED} more" if len(left) > MOST_NAMED else ""
@@ -210,7 +176,7 @@ class OwnAttributes:
 
     def _changed(self, item: _Object, storages: set[int], of_loaders: set[int]) -> _Changed:
         changed = values, modules, generators, states, others = _Changed({}, {}, {}, {}, [])
-        for name, value in self._attributes(item).items():
+        for name, value in self._search.attributes(item).items():
             begun, held = item.begun.get(name, NOT_THERE), values_of.held(value, storages)
             if id(value) in self._known or id(value) in of_loaders or (held and all(held)):
                 continue
@@ -285,8 +251,7 @@ class OwnAttributes:
                 pairs.append((item, _Changed(values, modules, generators, states, [])))
         in_place, self._misfits = self._in_place(pairs, loader), []
         for item, saved in pairs:
-            names = self._attributes(item).keys() if item.has_all else self._names
-            for name in names & {*saved.names}:
+            for name in self._search.names_of(item) & {*saved.names}:
                 if (id(item.thing), name) in changed:
                     continue
                 try:
@@ -306,7 +271,7 @@ class OwnAttributes:
         return found
 
     def _set_as_begun(self, item: _Object) -> None:
-        for name, value in self._attributes(item).items():
+        for name, value in self._search.attributes(item).items():
             begun = item.begun.get(name, NOT_THERE)
             if type(value) in SCALARS and type(begun) in SCALARS and value != begun and not self._is_instant(value):
                 _set(item.thing, name, begun)
@@ -316,12 +281,12 @@ class OwnAttributes:
         named, wanted, storages = Counter[int](), defaultdict[int, list[Any]](list), self._storages()
         for item in self._objects:
             if loader in (None, item.loader):
-                named.update(id(value) for value in self._attributes(item).values())
+                named.update(id(value) for value in self._search.attributes(item).values())
         for item, saved in pairs:
-            own = self._attributes(item)
+            own = self._search.attributes(item)
             for name in saved.values.keys() & own.keys():
                 wanted[id(own[name])].append(values_of.mark(saved.values[name]))
-        held = {id(value) for item, _ in pairs for value in self._attributes(item).values()
+        held = {id(value) for item, _ in pairs for value in self._search.attributes(item).values()
                 if any(values_of.held(value, storages))}  # fmt: skip
         return {
             key for key, marks in wanted.items() if len(marks) == named[key] and all(one == marks[0] for one in marks)
@@ -361,54 +326,10 @@ class OwnAttributes:
             if is_value:
                 _set(item.thing, name, values_of.renewed(now, value, self._device, in_place=id(now) in in_place))
 
-    def _found(self, roots: Iterable[Root]) -> list[Root]:
-        found = dict[int, Root]()
-        waiting = deque(sorted(roots, key=lambda root: isinstance(unwrapped(root.thing), nn.Module)))
-        while waiting:
-            root = waiting.popleft()
-            thing = unwrapped(root.thing)
-            is_module = isinstance(thing, nn.Module)
-            parts = thing.named_modules() if is_module else [("", thing)]
-            for path, part in parts:
-                one = root._replace(label=f"{root.label}.{path}" if path else root.label, thing=part)
-                is_own = is_own_class(type(part)) or root.of_library
-                if id(part) in found or not is_own or (is_module and not self._attributes(one)):
-                    continue
-                if len(found) == MOST_OBJECTS:
-                    self._too_many.append(f"{one.label} (more than {MOST_OBJECTS} objects)")
-                    waiting.clear()
-                    break
-                found[id(part)] = one
-                waiting.extend(
-                    Root(f"{one.label}.{name}", value, root.is_callback, root.loader)
-                    for name, value in self._attributes(one).items()
-                    if not isinstance(value, type) and id(value) not in self._known and not values_of.is_generator(value)
-                    and (is_own_class(type(value)) or isinstance(value, nn.Module))
-                )  # fmt: skip
-        looked_at = (
-            root.thing for root in found.values() if not isinstance(root.thing, nn.Module)
-        )  # which have weights
-        self._known |= {id(thing) for thing in looked_at}
-        return list(found.values())
-
-    def _attributes(self, item: Root | _Object) -> dict[str, Any]:
-        """Those that code of the script sets. Empty for an object that has none of its own, as with `__slots__`."""
-        found = list(variables_of(item.thing).items())
-        if item.has_all:
-            is_code, (set_by_data, named_by_data) = isinstance(item.thing, CODE), self._of_data
-            return {
-                name: value
-                for name, value in found
-                if _is_variable(name, value) and not (is_code and name in set_by_data)
-                and (not is_code or (name in self._names if type(value) in SCALARS else name not in named_by_data))
-            }  # fmt: skip
-        names = self._names - OF_MODULES if isinstance(item.thing, nn.Module) else self._names
-        return {name: value for name, value in found if name in names}
-
     def _begun(self, root: Root) -> _Object:
         """With marks of the values: the values themselves would be kept alive."""
         begun, kinds, listings = dict[str, Any](), dict[str, type](), dict[str, values_of.Listing]()
-        for name, value in self._attributes(root).items():
+        for name, value in self._search.attributes(root).items():
             with contextlib.suppress(Exception):  # of a value's own code: it counts as changed
                 if isinstance(value, nn.Module):
                     begun[name] = content_of(values_of.tensors_in(value))
@@ -468,15 +389,6 @@ class OwnAttributes:
         return not is_callback and bool(begun == self._mark_of_other(value))
 
 
-def _is_variable(name: str, value: Any) -> bool:
-    """Whether it is more than the code of a module or class."""
-    return (
-        isinstance(name, str)
-        and not name.startswith("__")
-        and (isinstance(value, str | bytes) or not values_of.is_fixed(value))
-    )
-
-
 def _set(thing: Any, name: str, value: Any) -> None:
     if isinstance(thing, type):
         setattr(thing, name, value)
@@ -492,27 +404,6 @@ def _may_be_set(thing: Any, name: str) -> bool:
     return not callable(of_class) and not isinstance(of_class, property)
 
 
-def data_roots(name: str, data: Any, *, loader: str = "") -> Iterator[Root]:
-    """A data set, and those in it: of a Subset, a ConcatDataset, a DataLoader (and its `collate_fn`), a dict of them.
-
-    Args:
-        loader: of the training that reads by them.
-    """
-    waiting, count = deque([(name, data)]), 0
-    while waiting and (count := count + 1) < MOST_OBJECTS:
-        name, data = waiting.popleft()
-        if isinstance(data, dict | list | tuple):
-            items = list(data.items() if isinstance(data, dict) else enumerate(data))[:MOST_OBJECTS]
-            waiting.extend((f"{name}.{key}", item) for key, item in items if isinstance(item, Dataset | DataLoader))
-        elif data is not None:
-            inner = getattr(data, "__dict__", {})
-            waiting.extend((f"{name}.{key}", inner[key]) for key in ("dataset", "datasets") if key in inner)
-            if isinstance(data, DataLoader):
-                yield Root(f"{name}.collate_fn", data.collate_fn, loader=loader)
-            else:
-                yield Root(name, data, loader=loader)
-
-
 def tensors_held(thing: Any) -> dict[str, tuple[int, int]]:
     """By attribute: what tells other tensors in it from those."""
     found = dict[str, tuple[int, int]]()
@@ -521,17 +412,6 @@ def tensors_held(thing: Any) -> dict[str, tuple[int, int]]:
             if tensors := values_of.tensors_in(value):
                 found[name] = id(tensors[0]), len(tensors)
     return found
-
-
-def script_roots(things: Iterable[Any]) -> Iterator[Root]:
-    """The modules of the script, and its classes: of their variables those count that change while it trains.
-
-    Args:
-        things: objects of the script; see `script_modules.modules_of`.
-    """
-    modules = script_modules.modules_of(things)
-    for name, thing in itertools.chain(modules.items(), script_modules.classes_in(modules)):
-        yield Root(f"{'class' if isinstance(thing, type) else 'module'} {name}", thing, of_library=True, has_all=True)
 
 
 def _is_entry(entry: Any) -> bool:

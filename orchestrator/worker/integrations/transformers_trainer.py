@@ -26,7 +26,8 @@ from kgorch.worker.data import batches
 from kgorch.worker.data.followed_loader import FollowedLoader
 from kgorch.worker.integrations import carrier
 from kgorch.worker.integrations.attribute_restore import AttributeRestore
-from kgorch.worker.integrations.own_attributes import OwnAttributes, Root, data_roots, script_roots, tensors_held
+from kgorch.worker.integrations.attribute_search import Root, data_roots, script_roots
+from kgorch.worker.integrations.own_attributes import OwnAttributes, tensors_held
 from kgorch.worker.session import Session
 from kgorch.worker.wrappers import unwrapped
 

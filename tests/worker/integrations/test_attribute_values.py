@@ -14,7 +14,8 @@ from small_trainings import Annealed, numbers
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
-from kgorch.worker.integrations.own_attributes import OwnAttributes, Root, data_roots
+from kgorch.worker.integrations.attribute_search import Root, data_roots
+from kgorch.worker.integrations.own_attributes import OwnAttributes
 
 pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.filterwarnings("ignore")]
 
@@ -384,7 +385,7 @@ def test_a_module_that_shares_weights_with_the_model_goes_on_with_its_own():
 
 
 def test_a_model_of_very_many_modules_leaves_room_for_the_callbacks(monkeypatch):
-    monkeypatch.setattr("kgorch.worker.integrations.own_attributes.MOST_OBJECTS", 5)
+    monkeypatch.setattr("kgorch.worker.integrations.attribute_search.MOST_OBJECTS", 5)
     told, thing = [], Holder()
     model = nn.Sequential(*(Annealed() for _ in range(9)))
     saves = OwnAttributes([Root("model", model), Root("thing", thing)], (), [model], "cpu", told.append)

@@ -1,0 +1,165 @@
+"""In which objects attributes are looked at, and in which of their attributes: those that code of the script sets
+(own_attributes.py)."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator, Set
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol
+
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from kgorch.worker.integrations import attribute_values as values_of
+from kgorch.worker.integrations import script_modules
+from kgorch.worker.integrations.script_modules import variables_of
+from kgorch.worker.script_code import is_own_class
+from kgorch.worker.wrappers import unwrapped
+
+MOST_OBJECTS = 2_000
+"""That are looked at in each save, those of the model last."""
+
+CODE = (ModuleType, type)
+
+SCALARS = (bool, int, float, type(None))
+
+OF_MODULES = frozenset(vars(nn.Module()))
+"""Attributes that PyTorch gives each module, whatever else has one of their names: its tables, `training`."""
+
+
+class Root(NamedTuple):
+    """An object in which to look.
+
+    Attributes:
+        label: by which its state is found again.
+        is_callback: whatever else it holds may be state.
+        loader: of the training that reads by it; empty for none.
+        of_library: its class need not be the script's.
+        has_all: all of its variables count, and not only those that code of the script sets as attributes; of a module or class not
+            the numbers that no function sets, and not what the data of the training use: a resume reads batches again, which
+            changes it once more.
+    """
+
+    label: str
+    thing: Any
+    is_callback: bool = False
+    loader: str = ""
+    of_library: bool = False
+    has_all: bool = False
+
+
+class Looked(Protocol):
+    """A Root, or what was made of one."""
+
+    @property
+    def thing(self) -> Any: ...
+
+    @property
+    def has_all(self) -> bool: ...
+
+
+class AttributeSearch:
+    """The objects of a training, and their attributes.
+
+    Args:
+        roots: where it begins.
+        known: ids of objects that are no state of another one.
+        without: names of attributes that do not count.
+
+    Attributes:
+        too_many: labels of objects that are not looked at, for there are more than MOST_OBJECTS.
+    """
+
+    def __init__(self, roots: Iterable[Root], known: set[int], without: Iterable[str]) -> None:
+        self._roots, self._known = list(roots), known
+        self._names = script_modules.names_set() - {*without}
+        self._of_data = script_modules.names_used(root.thing for root in self._roots if root.loader)
+        self.too_many: list[str] = []
+
+    def names_of(self, item: Looked) -> Set[str]:
+        """Names of attributes that may be state of the object."""
+        return self.attributes(item).keys() if item.has_all else self._names
+
+    def objects(self) -> list[Root]:
+        """The roots, modules in them, and objects of the script's classes in attributes."""
+        found = dict[int, Root]()
+        waiting = deque(sorted(self._roots, key=lambda root: isinstance(unwrapped(root.thing), nn.Module)))
+        while waiting:
+            root = waiting.popleft()
+            thing = unwrapped(root.thing)
+            is_module = isinstance(thing, nn.Module)
+            parts = thing.named_modules() if is_module else [("", thing)]
+            for path, part in parts:
+                one = root._replace(label=f"{root.label}.{path}" if path else root.label, thing=part)
+                is_own = is_own_class(type(part)) or root.of_library
+                if id(part) in found or not is_own or (is_module and not self.attributes(one)):
+                    continue
+                if len(found) == MOST_OBJECTS:
+                    self.too_many.append(f"{one.label} (more than {MOST_OBJECTS} objects)")
+                    waiting.clear()
+                    break
+                found[id(part)] = one
+                waiting.extend(
+                    Root(f"{one.label}.{name}", value, root.is_callback, root.loader)
+                    for name, value in self.attributes(one).items()
+                    if not isinstance(value, type) and id(value) not in self._known and not values_of.is_generator(value)
+                    and (is_own_class(type(value)) or isinstance(value, nn.Module))
+                )  # fmt: skip
+        return list(found.values())
+
+    def attributes(self, item: Looked) -> dict[str, Any]:
+        """Those that code of the script sets. Empty for an object that has none of its own, as with `__slots__`."""
+        found = list(variables_of(item.thing).items())
+        if item.has_all:
+            is_code, (set_by_data, named_by_data) = isinstance(item.thing, CODE), self._of_data
+            return {
+                name: value
+                for name, value in found
+                if _is_variable(name, value) and not (is_code and name in set_by_data)
+                and (not is_code or (name in self._names if type(value) in SCALARS else name not in named_by_data))
+            }  # fmt: skip
+        names = self._names - OF_MODULES if isinstance(item.thing, nn.Module) else self._names
+        return {name: value for name, value in found if name in names}
+
+
+def _is_variable(name: str, value: Any) -> bool:
+    """Whether it is more than the code of a module or class."""
+    return (
+        isinstance(name, str)
+        and not name.startswith("__")
+        and (isinstance(value, str | bytes) or not values_of.is_fixed(value))
+    )
+
+
+def data_roots(name: str, data: Any, *, loader: str = "") -> Iterator[Root]:
+    """A data set, and those in it: of a Subset, a ConcatDataset, a DataLoader (and its `collate_fn`), a dict of them.
+
+    Args:
+        loader: of the training that reads by them.
+    """
+    waiting, count = deque([(name, data)]), 0
+    while waiting and (count := count + 1) < MOST_OBJECTS:
+        name, data = waiting.popleft()
+        if isinstance(data, dict | list | tuple):
+            items = list(data.items() if isinstance(data, dict) else enumerate(data))[:MOST_OBJECTS]
+            waiting.extend((f"{name}.{key}", item) for key, item in items if isinstance(item, Dataset | DataLoader))
+        elif data is not None:
+            inner = getattr(data, "__dict__", {})
+            waiting.extend((f"{name}.{key}", inner[key]) for key in ("dataset", "datasets") if key in inner)
+            if isinstance(data, DataLoader):
+                yield Root(f"{name}.collate_fn", data.collate_fn, loader=loader)
+            else:
+                yield Root(name, data, loader=loader)
+
+
+def script_roots(things: Iterable[Any]) -> Iterator[Root]:
+    """The modules of the script, and its classes: of their variables those count that change while it trains.
+
+    Args:
+        things: objects of the script; see `script_modules.modules_of`.
+    """
+    modules = script_modules.modules_of(things)
+    for name, thing in itertools.chain(modules.items(), script_modules.classes_in(modules)):
+        yield Root(f"{'class' if isinstance(thing, type) else 'module'} {name}", thing, of_library=True, has_all=True)
