@@ -28,7 +28,9 @@ from kgorch.worker.checkpoint.stage_weights import Weights
 from kgorch.worker.data import loader_reads
 from kgorch.worker.data.cached_path import CachedPaths
 from kgorch.worker.data.followed_loader import FollowedLoader
+from kgorch.worker.data.generator_states import TrackedGenerator
 from kgorch.worker.data.keyed_loader import Loader
+from kgorch.worker.data.loader_search import generator_types
 from kgorch.worker.data.value_cache import ProgressLog, ValueCache
 from kgorch.worker.determinism import Determinism
 from kgorch.worker.memory import activation_checkpointing
@@ -120,7 +122,7 @@ class Session(StepComputation):
     # State
 
     def track(self, **things: Any) -> None:
-        """Name what a checkpoint must hold: modules, and anything with state_dict() and load_state_dict().
+        """Name what a checkpoint must hold: modules, random generators, and anything with state_dict() and load_state_dict().
 
         Call it once, when all of it is built. A run that continues is restored here, and a stage that begins is given its
         starting weights, if the plan names some.
@@ -131,6 +133,9 @@ class Session(StepComputation):
             WeightsRefused: the starting weights do not fit.
         """
         state, tracked = self._state, self._state.tracked
+        for name, thing in things.items():
+            if isinstance(thing, generator_types()):
+                things[name] = TrackedGenerator(thing)
         tracked.set(things)
         self._runner.set_modules(tracked.modules())
         # Before a restore, so that one process then takes the whole batch, which is right.

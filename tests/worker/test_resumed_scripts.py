@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import tqdm
@@ -49,6 +51,24 @@ def trained(session, **further):
     optimizer = torch.optim.AdamW(net.parameters(), 0.1)
     session.track(net=net, optimizer=optimizer, **further)
     return net, optimizer
+
+
+def test_random_generators_that_are_tracked_go_on():
+    """`exactness` names one that is not, and says to give it to session.track()."""
+
+    def script(session):
+        made = {"own": np.random.default_rng(1), "old": np.random.RandomState(2), "python": random.Random(3)}
+        made["torch"] = torch.Generator().manual_seed(4)
+        net, optimizer = trained(session, **made)
+        drawn = []
+        for _ in session.epochs(3):
+            for batch in session.steps(DataLoader(numbers(12), 2)):
+                train(session, net, optimizer, batch)
+                numbers_drawn = made["own"].uniform(), made["old"].normal(), made["python"].random()
+                drawn = [*numbers_drawn, float(torch.rand((), generator=made["torch"]))]
+        return weights_of(net), drawn
+
+    assert_exact(script, [5, 7, 13])
 
 
 def test_weights_that_are_pruned_in_the_course_of_a_training_go_on():

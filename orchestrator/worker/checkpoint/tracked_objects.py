@@ -43,6 +43,13 @@ class TrackedObjects:
                     next_step="hold it in an object that has one (`Carried` in docs/guide.md)",
                 )
         self.things = things
+        if lazy := next((path for path, weight in self._weights() if nn.parameter.is_lazy(weight)), None):
+            self.things = {}
+            raise KgorchError(
+                f"{lazy} has no shape yet (nn.LazyLinear and the like): nothing of it can be saved or restored",
+                next_step="pass one batch through the model before the training begins, as in its `__init__`; optimizers and DDP"
+                " want that, too",
+            )
         self._built = {path: weight.requires_grad for path, weight in self._weights()}
 
     def clear(self) -> None:

@@ -47,6 +47,21 @@ def set_state(generator: Any, saved: Any) -> None:
         ) from None
 
 
+class TrackedGenerator:
+    """A random generator of Python, NumPy or PyTorch."""
+
+    def __init__(self, generator: Any) -> None:
+        self._generator = generator
+
+    def state_dict(self) -> dict[str, Any]:
+        """Raises: CannotRestore for one whose state cannot be read."""
+        return {"state": state_of(self._generator)}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Raises: CannotRestore for a state of another kind."""
+        set_state(self._generator, saved.get("state"))
+
+
 def encode(raw: Any) -> Any:
     """A state of `quick_state_of` as plain JSON."""
     return tagged_json.encode(raw.numpy().tobytes() if isinstance(raw, torch.Tensor) else raw, "generator")

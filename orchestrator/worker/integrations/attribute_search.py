@@ -18,6 +18,9 @@ from kgorch.worker.integrations.script_modules import variables_of
 from kgorch.worker.script_code import is_own_class
 from kgorch.worker.wrappers import unwrapped
 
+MOST_ITEMS = 100
+"""Of a list or dict whose items are looked at as objects; a longer one is data."""
+
 MOST_OBJECTS = 2_000
 """That are looked at in each save, those of the model last."""
 
@@ -74,13 +77,21 @@ class AttributeSearch:
 
     def __init__(self, roots: Iterable[Root], known: set[int], without: Iterable[str]) -> None:
         self._roots, self._known = list(roots), known
-        self._names = script_modules.names_set() - {*without}
+        self._names, self._names_on_others = (
+            script_modules.names_set() - {*without},
+            script_modules.names_set_on_others(),
+        )
         self._of_data = script_modules.names_used(root.thing for root in self._roots if root.loader)
         self.too_many: list[str] = []
 
     def names_of(self, item: Looked) -> Set[str]:
-        """Names of attributes that may be state of the object."""
-        return self.attributes(item).keys() if item.has_all else self._names
+        """Names of attributes that may be state of the object. Of a library's module those that the script sets on other objects
+        than its own, as `dropout.p`."""
+        if item.has_all:
+            return self.attributes(item).keys()
+        if not isinstance(item.thing, nn.Module):
+            return self._names
+        return (self._names if is_own_class(type(item.thing)) else self._names & self._names_on_others) - OF_MODULES
 
     def objects(self) -> list[Root]:
         """The roots, modules in them, and objects of the script's classes in attributes."""
@@ -93,7 +104,7 @@ class AttributeSearch:
             parts = thing.named_modules() if is_module else [("", thing)]
             for path, part in parts:
                 one = root._replace(label=f"{root.label}.{path}" if path else root.label, thing=part)
-                is_own = is_own_class(type(part)) or root.of_library
+                is_own = is_module or root.of_library or is_own_class(type(part))
                 if id(part) in found or not is_own or (is_module and not self.attributes(one)):
                     continue
                 if len(found) == MOST_OBJECTS:
@@ -102,8 +113,9 @@ class AttributeSearch:
                     break
                 found[id(part)] = one
                 waiting.extend(
-                    Root(f"{one.label}.{name}", value, root.is_callback, root.loader)
-                    for name, value in self.attributes(one).items()
+                    Root(f"{one.label}.{path}", value, root.is_callback, root.loader)
+                    for name, held in self.attributes(one).items()
+                    for path, value in _with_items(name, held)
                     if not isinstance(value, type) and id(value) not in self._known and not values_of.is_generator(value)
                     and (is_own_class(type(value)) or isinstance(value, nn.Module))
                 )  # fmt: skip
@@ -120,8 +132,17 @@ class AttributeSearch:
                 if _is_variable(name, value) and not (is_code and name in set_by_data)
                 and (not is_code or (name in self._names if type(value) in SCALARS else name not in named_by_data))
             }  # fmt: skip
-        names = self._names - OF_MODULES if isinstance(item.thing, nn.Module) else self._names
-        return {name: value for name, value in found if name in names}
+        names = self.names_of(item)
+        is_library = isinstance(item.thing, nn.Module) and not is_own_class(type(item.thing))
+        return {name: value for name, value in found if name in names and (not is_library or type(value) in SCALARS)}
+
+
+def _with_items(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """A value, and the items of a short list or dict, as of meters."""
+    yield name, value
+    if isinstance(value, list | tuple | dict) and len(value) <= MOST_ITEMS:
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        yield from ((f"{name}.{key}", item) for key, item in list(items))
 
 
 def _is_variable(name: str, value: Any) -> bool:

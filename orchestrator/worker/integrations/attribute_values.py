@@ -6,6 +6,7 @@ import collections
 import copy
 import functools
 import inspect
+import io
 import itertools
 import operator
 import random
@@ -20,7 +21,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from kgorch.worker.audit.untracked_state import content_of, storage_of
+from kgorch.worker.audit.untracked_state import array_sample, content_of, storage_of
 from kgorch.worker.data import batches, generator_states
 from kgorch.worker.data.loader_search import generator_types, of_the_process
 from kgorch.worker.script_code import is_own_class
@@ -139,8 +140,8 @@ def mark(value: Any) -> Any:
 
 
 def mark_of_other(value: Any, known: Collection[int]) -> Any:
-    """What tells an object that is no value from another: a new one, a longer list, other numbers in its rows, other tensors,
-    generators that have drawn, other states of its optimizers.
+    """What tells an object that is no value from another: a new one, a longer list, other numbers in its rows, other tensors and
+    arrays, generators that have drawn, other states of its optimizers. An iterator is always another.
 
     Args:
         known: ids of objects that are saved by themselves.
@@ -150,7 +151,20 @@ def mark_of_other(value: Any, known: Collection[int]) -> Any:
     generators = [generator_states.state_of(item) for item in items if is_generator(item)]
     states = [mark(state_of(item)) for item in items if id(item) not in known and has_state(item)]
     numbers = [item for item in items if type(item) in (bool, int, float)]
-    return id(value), size, numbers, content_of(tensors_in(value)), generators, states
+    arrays = [sample for item in items if (sample := array_sample(item)) is not None]
+    return id(value), size, numbers, arrays, content_of(tensors_in(value)), generators, states, _iterators_in(items)
+
+
+def _iterators_in(items: Iterable[Any]) -> object:
+    """None without one; else another object each time: what an iterator (of a loader, itertools.count) has given shows nowhere. A
+    file is one, too, and is not meant."""
+    has_one = any(hasattr(type(item), "__next__") and not isinstance(item, io.IOBase) for item in items)
+    return object() if has_one else None
+
+
+def has_arrays(value: Any) -> bool:
+    """Whether it is an array of NumPy, or holds some."""
+    return any(array_sample(item) is not None for item in _items_of(value))
 
 
 class Listing:

@@ -230,7 +230,7 @@ class LightningCarrier:
     def begin_step(self) -> None:
         self.awaits_batch = False
         self.report()
-        self._parts.restore.begin_step()
+        self._parts.begin_step()
         loop = self._trainer.fit_loop
         if self._stepped is not None:
             # A restart counts the batch after which Lightning itself would have saved; kgorch saves before one.

@@ -215,9 +215,11 @@ class OwnAttributes:
             elif not self._is_no_state(value, begun, is_callback=item.is_callback):
                 others.append(name)
         own_dict = variables_of(item.thing)
+        held_by_others = [own_dict.get(name) for name in others]
         is_counted = (
-            changed.names or not item.is_callback or any(values_of.tensors_in(own_dict.get(name)) for name in others)
-        )
+            changed.names or not item.is_callback or values_of.tensors_in(held_by_others)
+            or values_of.has_arrays(held_by_others)
+        )  # fmt: skip
         return changed if is_counted else changed._replace(others=[])
 
     def state_dict(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import itertools
 import opcode
@@ -50,12 +51,21 @@ def classes_in(modules: dict[str, ModuleType]) -> Iterator[tuple[str, type]]:
 
 def names_set() -> set[str]:
     """Attributes that functions and methods of the script set, on any object, and global variables."""
+    return set[str]().union(*map(_names_set_in, _codes_of_script()))
+
+
+def names_set_on_others() -> set[str]:
+    """Of them those that are set on other objects than a function's first argument, `self`, as far as the instructions tell."""
+    return set[str]().union(*map(_names_set_on_others_in, _codes_of_script()))
+
+
+def _codes_of_script() -> list[CodeType]:
     codes = [frame.f_code for frame in frames_of_script()]
     for name, module in list(sys.modules.items()):
         if issubclass(type(module), ModuleType) and _is_of_script(module, name):
             values = list(variables_of(module).values())
             codes += itertools.chain.from_iterable(_codes(value, name) for value in values)
-    return set[str]().union(*map(_names_set_in, codes))
+    return codes
 
 
 def names_used(things: Iterable[Any]) -> tuple[frozenset[str], frozenset[str]]:
@@ -105,6 +115,19 @@ def _names_set_in(code: CodeType) -> frozenset[str]:
         if word in _STORES and argument < len(code.co_names):
             found.add(code.co_names[argument])
     return frozenset(found).union(*map(_names_set_in, _codes_in(code)))
+
+
+@functools.cache
+def _names_set_on_others_in(code: CodeType) -> frozenset[str]:
+    own, found = code.co_varnames[0] if code.co_argcount else None, set[str]()
+    before: dis.Instruction | None = None
+    for instruction in dis.get_instructions(code):
+        if instruction.opcode == _STORES[0]:
+            variable = before.argval if before and before.opname.startswith("LOAD_FAST") else None
+            if (variable[-1] if isinstance(variable, tuple) else variable) != own or own is None:
+                found.add(instruction.argval)
+        before = instruction
+    return frozenset(found).union(*map(_names_set_on_others_in, _codes_in(code)))
 
 
 def _names_used_in(code: CodeType) -> frozenset[str]:

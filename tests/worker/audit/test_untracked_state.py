@@ -236,3 +236,12 @@ def test_a_look_keeps_no_batch_alive(net, optimizer):
         return known
 
     assert script()() is None
+
+
+def test_an_array_that_a_script_changes_is_named_once_it_has(net, optimizer):
+    training, table, fixed = Training(net=net, optimizer=optimizer), np.zeros((64, 40)), np.ones(5)
+    for number in range(3):
+        train(net, optimizer)
+        table[number::7, 3] += 1
+        training.step()
+        assert training.found == (["`table` (ndarray)"] if number else []), fixed

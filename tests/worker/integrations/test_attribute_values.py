@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import importlib
 import json
 import random
 import time
@@ -221,6 +222,74 @@ def test_rows_with_texts_that_are_changed_in_place_are_named():
     thing.names[1]["weight"] = 1.0
     thing.all[1][0] += 1
     assert saves.state() == [["thing"]] and "thing (all)" in told[-1]
+
+
+class Meter:
+    """As the averages that each public script defines once more."""
+
+    def __init__(self):
+        self.sum, self.count = 0.0, 0
+
+    def update(self, value):
+        self.sum, self.count = self.sum + value, self.count + 1
+
+
+def test_objects_in_short_lists_and_dicts_go_on():
+    thing, other = Keeps(), Keeps()
+    for item in (thing, other):
+        item.names, item.all = {"loss": Meter(), "file": "a"}, [Meter(), [Meter()]]
+    saves, restores = (looked_at(item, told := []) for item in (thing, other))
+    thing.names["loss"].update(0.5)
+    thing.all[0].update(2.0)
+    restores.put_back(saves.state())
+    assert vars(other.names["loss"]) == {"sum": 0.5, "count": 1} and vars(other.all[0]) == {"sum": 2.0, "count": 1}
+    thing.names = [Meter() for _ in range(500)]
+    assert len(looked_at(thing, told)._objects) == 2, "five hundred are data"
+
+
+def test_numbers_that_the_script_sets_in_modules_of_libraries_go_on():
+    """As schedules of a BatchNorm's momentum and of dropout. What a class sets in itself alone is not looked for in others."""
+
+    def schedule(model):
+        model[0].momentum = 0.5
+        model[1].p += 0.25
+
+    def built():
+        return nn.Sequential(nn.BatchNorm1d(1), nn.Dropout(0.25), nn.LSTM(1, 1))
+
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.num_layers, self.rate = 3, 0.5
+
+    module = importlib.import_module(__name__)
+    module.schedule, module.Own = schedule, Own
+    trained, other = built(), built()
+    saves, restores = (OwnAttributes([Root("model", item)], (), [item], "cpu", print) for item in (trained, other))
+    schedule(trained)
+    state = saves.state()
+    restores.put_back(state)
+    assert other[0].momentum == 0.5 and other[1].p == 0.5
+    assert [entry[0] for entry in state] == ["model.0", "model.1"], "and no LSTM"
+    restores.put_back([["model.0", {"eps": 0.5, "momentum": 0.125, "training": 0}]])
+    assert other[0].momentum == 0.125 and other[0].eps == 1e-5 and other[0].training
+
+
+@pytest.mark.parametrize("is_callback", [False, True])
+def test_large_arrays_and_iterators_are_named(is_callback):
+    thing, told = Keeps(), []
+    thing.names, thing.all = np.zeros(200_000), None
+    saves = looked_at(thing, told, is_callback=is_callback)
+    saves.state()
+    assert not told or is_callback
+    thing.names[5::100] += 1
+    assert saves.state() == [["thing"]] and "thing (names" in told[-1]
+    with open(__file__) as file:
+        other = Keeps()
+        other.names, other.all = file, iter(numbers(3))
+        saves = looked_at(other, told, is_callback=is_callback)
+        if not is_callback:
+            assert saves.state() == [["thing"]] and "thing (all)" in told[-1], "of an iterator, and not of a file"
 
 
 def test_readings_of_a_clock_are_the_sessions():

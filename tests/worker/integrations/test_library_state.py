@@ -1,11 +1,13 @@
-"""What libraries around a Trainer of Transformers keep beside the model and its optimizer goes on."""
+"""What libraries around a Trainer keep beside the model and its optimizer goes on."""
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
-from small_trainings import weights_of, whole_and_resumed
-from torch.utils.data import Dataset
+from small_trainings import lightning_module, lightning_trainer_of, numbers, weights_of, whole_and_resumed
+from torch.utils.data import DataLoader, Dataset
 
 pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.filterwarnings("ignore")]
 
@@ -96,3 +98,52 @@ def test_what_a_trainer_has_logged_is_there_after_a_resume_also_where_it_counts_
 
     whole, resumed = whole_and_resumed(carried, script, 10)
     assert resumed == whole and len(whole[1]) == STEPS // 3
+
+
+@pytest.mark.parametrize("resets", ["at the end", "at the begin"])
+@pytest.mark.parametrize("cut_at", [5, 11, 14])
+def test_what_metrics_of_a_module_have_collected_in_a_cut_epoch_goes_on_in_lightning(
+    lightning, carried, cut_at, resets
+):
+    torchmetrics = pytest.importorskip("torchmetrics")
+    binary = importlib.import_module("torchmetrics.classification")
+
+    class Module(lightning_module(lightning)):
+        def __init__(self):
+            super().__init__()
+            self.mean, self.all = torchmetrics.MeanMetric(), torchmetrics.CatMetric()
+            self.group = torchmetrics.MetricCollection([binary.BinaryPrecision(), binary.BinaryRecall()])
+            self.told = []
+
+        def metrics(self):
+            return self.mean, self.all, self.group
+
+        def training_step(self, batch, index):
+            given = self.net(batch[0] / 10)
+            loss = ((given - 1) ** 2).mean()
+            self.mean.update(loss.detach())
+            self.all.update(given.detach().flatten())
+            self.group.update(torch.sigmoid(given.detach() - 0.5), (batch[0] > 3).int())
+            self.log("mean", self.mean, on_step=False, on_epoch=True)
+            return loss
+
+        def on_train_epoch_start(self):
+            if resets == "at the begin":
+                for metric in self.metrics():
+                    metric.reset()
+
+        def on_train_epoch_end(self):
+            told = {name: float(value) for name, value in self.group.compute().items()}
+            self.told.append([float(self.mean.compute()), self.all.compute().tolist(), told])
+            if resets == "at the end":
+                self.all.reset()
+                self.group.reset()
+
+    def script():
+        torch.manual_seed(3)
+        module, trainer = Module(), lightning_trainer_of(lightning)
+        trainer.fit(module, DataLoader(numbers(10), 2))
+        return module.told[-1], weights_of(module), float(trainer.callback_metrics["mean"])
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at)
+    assert resumed == whole
