@@ -78,7 +78,7 @@ def test_track_names_what_has_no_state(session):
     with pytest.raises(KgorchError, match="has no state_dict"):
         session.track(model=3)
     lazy = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.LazyLinear(1))
-    with pytest.raises(KgorchError, match=r"net\.1\.weight has no shape yet.*batch through the model"):
+    with pytest.raises(KgorchError, match=r"net\.1\.weight has no shape yet"):
         session.track(net=lazy)
     lazy(torch.ones(1, 2))
     session.track(net=lazy)
