@@ -27,7 +27,9 @@ MOST_VARIABLES = 300
 """A dict or object with more is left alone."""
 
 DICTS = (dict, defaultdict, OrderedDict, Counter)
-BUFFERS = (list, deque, set, np.ndarray, torch.Tensor)
+TENSORS = (np.ndarray, torch.Tensor)
+
+BUFFERS = (list, deque, set, *TENSORS)
 
 _kinds: dict[int, tuple[type, bool]] = {}
 """By the type's id: it may have no hash. Whether its objects are looked into."""
@@ -84,8 +86,18 @@ def variables_of(thing: Any) -> dict[str, Any] | None:
 
 
 def buffers(variables: dict[str, Any]) -> dict[str, tuple[int, Any]]:
-    """The lists, sets, tensors and arrays that are held directly: the id of each, and what a change in place changes of it."""
-    return {name: (id(value), _mark(value)) for name, value in variables.items() if type(value) in BUFFERS}
+    """The lists, sets, tensors and arrays that are held directly, and dicts of tensors and arrays (the average of the weights): the
+    id of each, and what a change in place changes of it."""
+    return {
+        name: (id(value), _mark(value))
+        for name, value in variables.items()
+        if type(value) in BUFFERS or (type(value) in DICTS and _tensors_in(value))
+    }
+
+
+def _tensors_in(table: dict[str, Any]) -> list[Any]:
+    """The tensors and arrays of a dict that is looked into."""
+    return [] if len(table) > MOST_VARIABLES else [item for item in table.values() if type(item) in TENSORS]
 
 
 def _mark(value: Any) -> Any:
@@ -93,6 +105,8 @@ def _mark(value: Any) -> Any:
         return value._version
     if type(value) is np.ndarray:
         return value.size, [value.flat[at].tobytes() for at in (0, -1) if value.size]
+    if type(value) in DICTS:
+        return [(id(item), _mark(item)) for item in _tensors_in(value)]
     if type(value) is set:
         return len(value)
     return len(value), [id(value[at]) for at in (0, -1) if value]

@@ -452,6 +452,47 @@ def test_what_is_done_to_a_batch_on_its_way_to_the_device_is_done_once(lightning
     assert resumed == whole
 
 
+@pytest.mark.parametrize("cut_at", [3, 9, 11, 15])
+@pytest.mark.parametrize("library", ["transformers", "lightning"])
+def test_loading_processes_have_what_the_data_were_when_their_epoch_began(request, carried, library, cut_at):
+    """What a callback changes in an epoch they see from the next one on; those of a resumed session had it at once."""
+    library = request.getfixturevalue(library)
+
+    def script():
+        data, model = Growing(), nn.Linear(1, 1)
+        if library.__name__ == "transformers":
+
+            class Scales(library.TrainerCallback):
+                def on_step_end(self, *_, **__):
+                    data.scale *= 0.9
+
+            class Squares(library.Trainer):
+                def compute_loss(self, model, inputs, **_):
+                    return (model(inputs["x"] / 10) - 1).square().mean()
+
+            arguments = library.TrainingArguments(
+                "out", use_cpu=True, report_to=[], per_device_train_batch_size=2, disable_tqdm=True, seed=3,
+                remove_unused_columns=False, save_strategy="no", num_train_epochs=3, dataloader_num_workers=1,
+            )  # fmt: skip
+            Squares(model, arguments, train_dataset=data, callbacks=[Scales()]).train()
+            return weights_of(model), data.scale
+
+        class Module(lightning_module(library)):
+            def training_step(self, batch, index):
+                return ((self.net(batch["x"] / 10) - 1) ** 2).mean()
+
+            def on_train_batch_end(self, *_):
+                data.scale *= 0.9
+
+        torch.manual_seed(3)
+        module = Module()
+        lightning_trainer_of(library).fit(module, DataLoader(data, 2, num_workers=1))
+        return weights_of(module), data.scale
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at)
+    assert resumed == whole
+
+
 @pytest.mark.parametrize("cut_at", [1, 6, 7, 13])
 @pytest.mark.parametrize("looks_before", [0, 2])
 def test_data_of_a_validation_in_lightning_go_on(lightning, carried, looks_before, cut_at):
