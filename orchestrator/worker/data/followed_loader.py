@@ -23,8 +23,8 @@ class FollowedLoader:
         open_batches: batches that it had given, when a step began, of that very step: a checkpoint counts them as not used. None
             until the first boundary in an epoch has shown it.
         on_begin: called before an epoch, or the rest of one, is read, with `begins_again`: the rest is read from the beginning
-            on, or by loading processes that had started there.
-        on_begun: called when what the epoch had used is read, or left out, or when these processes have started.
+            on, or its samplers draw from there on.
+        on_begun: called when what the epoch had used is read, or left out.
     """
 
     def __init__(self, loader: Iterable[Any], world_size: int, device: torch.device) -> None:
@@ -125,12 +125,12 @@ class FollowedLoader:
         begun.give_back(self.open_batches or 0)
         begun.seek(self.epoch, int(saved.get("batches", 0)) if saved else self._skipped, self.order)
         self._skipped = 0
-        starts_later = begun.starts_processes
+        is_left_out = begun.leaves_out
         if self.on_begin is not None:
-            self.on_begin(begins_again=begun.begins_again or starts_later)
-        begun.before_next = begun.on_start = self.on_begun
+            self.on_begin(begins_again=begun.begins_again or is_left_out)
+        begun.before_next = begun.on_drawn = self.on_begun
         batches = iter(begun)  # what the epoch had used is read again here
-        if self.on_begun is not None and not starts_later:
+        if self.on_begun is not None and not is_left_out:
             self.on_begun()
         while True:
             self.before_batch()

@@ -71,7 +71,7 @@ class LoaderFastForward:
         back: of the newest batches that were given, those that a checkpoint counts as not used: a resume gives them again.
         is_over: the epoch was read to its end.
         share: samples of the newest batch on this rank; before the epoch's first one, those that the loader declares.
-        on_start: called when loading processes have started that `starts_processes` tells of.
+        on_drawn: called when the indices of batches that are left out are drawn (`leaves_out`), and loading processes have started.
         before_next: called where used batches are read again, and a loader reads ahead: before the one behind them is read, with
             the last of them. Of any other loader the caller does it, when it is iterated.
     """
@@ -85,7 +85,7 @@ class LoaderFastForward:
         self.batch = self.back = self._epoch = self._used = 0
         self.is_over = False
         self.before_next: Callable[[], None] | None = None
-        self.on_start: Callable[[], None] | None = None
+        self.on_drawn: Callable[[], None] | None = None
         self._set_parts()
         self.share = self._declared_share
         self._states = LoaderRandomStates(device, self._parts.generators)
@@ -154,11 +154,10 @@ class LoaderFastForward:
         return bool(resumed and unread is None and not self._goes_on_by_state(resumed))
 
     @property
-    def starts_processes(self) -> bool:
-        """Before it is iterated: whether loading processes start within a running epoch, when its next batch is asked for. Those
-        before them had started at its beginning, and saw no change of the dataset since."""
-        _, unread = self._place_to_begin()
-        return bool(unread and unread.processes)
+    def leaves_out(self) -> bool:
+        """Before it is iterated: whether the used batches of a running epoch are left out. When its next one is asked for, samplers
+        draw and loading processes start as they did at its beginning, when nothing had changed of what the epoch changes."""
+        return self._place_to_begin()[1] is not None
 
     def _followed_later(self, resumed: LoaderState | None, unread: Unread) -> Iterator[Any]:
         yield from self._following(resumed, unread)
@@ -213,7 +212,8 @@ class LoaderFastForward:
             left_out.begin()
         if unread:
             arrive = functools.partial(self._arrive, resumed, now)
-            watch.skip_indices(self.batch, unread.reads, at_end=unread.at_end, arrive=arrive)
+            drawn = self.on_drawn or (lambda: None)
+            watch.skip_indices(self.batch, unread.reads, at_end=unread.at_end, drawn=drawn, arrive=arrive)
         iterator = self._pulled(watch.active(start_iterator, self._loader))
         if unread:
             if (following := self._without_unread(iterator)) is None:
@@ -225,8 +225,6 @@ class LoaderFastForward:
             self._used = int((resumed or {}).get("used", 0))
             self._tell_lost()
             if unread.processes:
-                if self.on_start:
-                    self.on_start()
                 rng_state.restore(now["rng"], self._device)
             return self._counted(following)
         if self.batch and not has_state:

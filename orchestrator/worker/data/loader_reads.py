@@ -102,6 +102,7 @@ class ReadWatch:
         self._thread, self._process = threading.get_ident(), os.getpid()
         self._is_active = self._is_busy = False
         self.to_skip, self._arrives_at = 0, -1
+        self._drawn: Callable[[], None] = _nothing
         self._arrive: Callable[[], None] = _nothing
         self.processes: WorkerStates | None = None
         self.is_exhausted = self._arrives_at_end = False
@@ -120,16 +121,20 @@ class ReadWatch:
         self._before_first = self._each = 1
         self._order, self._has_no_order = None, True
 
-    def skip_indices(self, batches: int, reads: int, *, at_end: bool, arrive: Callable[[], None]) -> None:
+    def skip_indices(
+        self, batches: int, reads: int, *, at_end: bool, drawn: Callable[[], None], arrive: Callable[[], None]
+    ) -> None:
         """The samplers' indices of so many batches are drawn before the first read, and not read.
 
         Args:
             reads: batches that had been read when the place was kept.
             at_end: the samplers' end had been found after them.
+            drawn: called when these indices are drawn.
             arrive: called when as much is read, found or left out.
         """
         self.reads = self.given = self.skipped = self.to_skip = batches
-        self._arrives_at, self._arrives_at_end, self._arrive = reads, at_end, arrive
+        self._arrives_at, self._arrives_at_end = reads, at_end
+        self._drawn, self._arrive = drawn, arrive
 
     def draw_skipped(self, draw: Callable[[], Any]) -> int:
         """Draw the indices that are to be left out, before the first one that is not.
@@ -146,13 +151,17 @@ class ReadWatch:
             self.count_index(draw())
             self.sizes.pop()
             self.to_skip -= 1
+        self._drawn()
         if self._is_busy:  # in the rank's own process: the first read goes on here
             self._begin_read()
         return self.skipped
 
     def end_skip(self) -> None:
         """The first batch is there, or there is none."""
-        self.lacking, self.to_skip, self._arrives_at, self._arrive = self.to_skip, 0, -1, _nothing
+        if self.to_skip:
+            self._drawn()
+        self.lacking, self.to_skip, self._arrives_at = self.to_skip, 0, -1
+        self._drawn = self._arrive = _nothing
 
     def active(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call the function. Only reads inside of it count, and reads in other threads."""

@@ -171,8 +171,17 @@ def data_roots(name: str, data: Any, *, loader: str = "") -> Iterator[Root]:
             waiting.extend((f"{name}.{key}", inner[key]) for key in ("dataset", "datasets") if key in inner)
             if isinstance(data, DataLoader):
                 yield Root(f"{name}.collate_fn", data.collate_fn, loader=loader)
+                yield from _sampler_roots(name, data, loader)
             else:
                 yield Root(name, data, loader=loader)
+
+
+def _sampler_roots(name: str, data: DataLoader[Any], loader: str) -> Iterator[Root]:
+    """Its samplers, as far as the place of the loader does not hold what they are: weights by which one draws."""
+    for path in ("batch_sampler", "sampler"):
+        sampler = getattr(data, path, None)
+        if sampler is not None and (is_own_class(type(sampler)) or not hasattr(type(sampler), "set_epoch")):
+            yield Root(f"{name}.{path}", sampler, loader=loader, of_library=True)
 
 
 def script_roots(things: Iterable[Any]) -> Iterator[Root]:

@@ -493,6 +493,29 @@ def test_loading_processes_have_what_the_data_were_when_their_epoch_began(reques
     assert resumed == whole
 
 
+@pytest.mark.parametrize("cut_at", [3, 8, 11])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_weights_by_which_a_sampler_draws_go_on_in_lightning(lightning, carried, workers, cut_at):
+    """Hard examples come more often: an epoch is drawn by the weights of its begin, the next one by those of its end."""
+
+    def script():
+        sampler = torch.utils.data.WeightedRandomSampler(torch.ones(12), 12, generator=torch.Generator().manual_seed(1))
+
+        class Module(lightning_module(lightning)):
+            def on_train_batch_end(self, _, batch, index):
+                weights = sampler.weights.clone()
+                weights[batch[0].long().flatten()] += 3
+                sampler.weights = weights
+
+        torch.manual_seed(3)
+        module = Module()
+        lightning_trainer_of(lightning).fit(module, DataLoader(numbers(12), 2, sampler=sampler, num_workers=workers))
+        return weights_of(module), sampler.weights.tolist()
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at)
+    assert resumed == whole
+
+
 @pytest.mark.parametrize("cut_at", [1, 6, 7, 13])
 @pytest.mark.parametrize("looks_before", [0, 2])
 def test_data_of_a_validation_in_lightning_go_on(lightning, carried, looks_before, cut_at):
