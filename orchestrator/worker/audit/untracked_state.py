@@ -191,10 +191,25 @@ def content_of(tensors: list[torch.Tensor]) -> Fingerprint:
     return tuple(_version(tensor) for tensor in tensors), [_sample(tensor) for tensor in tensors[::step][:COMPARED]]
 
 
-def array_sample(thing: Any) -> Fingerprint | None:
-    """Of a NumPy array of numbers, what tells its content from another; None for anything else."""
+def is_array(thing: Any) -> bool:
+    """Whether it is a NumPy array of numbers in memory; in none, as a file that is mapped, a look would read from a disk."""
     numpy = sys.modules.get("numpy")
-    if numpy is None or not isinstance(thing, numpy.ndarray) or thing.dtype.kind not in "biufc":
+    if (
+        numpy is None
+        or not isinstance(thing, numpy.ndarray)
+        or thing.dtype.kind not in "biufc"
+        or not thing.flags.writeable
+    ):
+        return False
+    base = thing
+    while isinstance(base.base, numpy.ndarray):
+        base = base.base
+    return base.base is None and not isinstance(base, numpy.memmap)
+
+
+def array_sample(thing: Any) -> Fingerprint | None:
+    """What tells the content of an array of `is_array` from another; None for anything else."""
+    if not is_array(thing):
         return None
     step = thing.size // ARRAY_SAMPLED | 1  # odd: an even one would see few columns of a table
     return thing.shape, thing.dtype.str, zlib.crc32(thing.flat[::step].tobytes())

@@ -56,7 +56,7 @@ _opening: list[ReadWatch] = []
 
 def wrap_starts() -> None:
     """See `_seeded_apart`: for the evaluation loaders of a training, which have no watch."""
-    _wrap(DataLoader, "_get_iterator", _opened)
+    _wrap(DataLoader, "_get_iterator", _watching_start)
 
 
 class ReadWatch:
@@ -110,7 +110,7 @@ class ReadWatch:
     def begin(self, loaders: Iterable[DataLoader[Any]]) -> None:
         """Watch these loaders from now on."""
         for loader in loaders:
-            _wrap(type(loader), "_get_iterator", _opened)
+            _wrap(type(loader), "_get_iterator", _watching_start)
             _watches[loader] = weakref.ref(self)
             if (iterator := getattr(loader, "_iterator", None)) is not None:  # kept from the epoch before
                 _follow(iterator, self)
@@ -340,7 +340,7 @@ def _wrap(kind: type, name: str, wrapped: Callable[[Callable[[Any], Any]], Calla
     setattr(owner, name, method)
 
 
-def _opened(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _watching_start(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def get_iterator(loader: Any) -> Any:
         watch = known() if (known := _watches.get(loader)) else None
         if watch is None:
@@ -378,13 +378,13 @@ def _seeded_apart(loader: Any) -> Iterator[None]:
 def _wrap_iterators() -> None:
     base: type = torch.utils.data.dataloader._BaseDataLoaderIter
     for kind in (base, *base.__subclasses__()):
-        _wrap(kind, "_next_index", _drawn)
-        _wrap(kind, "_next_data", _read)
+        _wrap(kind, "_next_index", _watching_draw)
+        _wrap(kind, "_next_data", _watching_read)
 
 
 def _follow(iterator: Any, watch: ReadWatch) -> None:
-    _wrap(type(iterator), "_next_index", _drawn)
-    _wrap(type(iterator), "_next_data", _read)
+    _wrap(type(iterator), "_next_index", _watching_draw)
+    _wrap(type(iterator), "_next_data", _watching_read)
     iterator._kgorch_watch = weakref.ref(watch)
 
 
@@ -393,7 +393,7 @@ def _watch_of(iterator: Any) -> ReadWatch | None:
     return known() if known else (_opening[-1] if _opening else None)
 
 
-def _drawn(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _watching_draw(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def next_index(iterator: Any) -> Any:
         if (watch := _watch_of(iterator)) is None:
             return original(iterator)
@@ -407,7 +407,7 @@ def _drawn(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return next_index
 
 
-def _read(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _watching_read(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def next_data(iterator: Any) -> Any:
         watch = _watch_of(iterator)
         return watch.read(original, iterator) if watch else original(iterator)

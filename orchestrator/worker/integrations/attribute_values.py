@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from kgorch.worker.audit.untracked_state import array_sample, content_of, storage_of
+from kgorch.worker.audit.untracked_state import COMPARED, array_sample, content_of, is_array, storage_of
 from kgorch.worker.data import batches, generator_states
 from kgorch.worker.data.loader_search import generator_types, of_the_process
 from kgorch.worker.script_code import is_own_class
@@ -151,8 +151,9 @@ def mark_of_other(value: Any, known: Collection[int]) -> Any:
     generators = [generator_states.state_of(item) for item in items if is_generator(item)]
     states = [mark(state_of(item)) for item in items if id(item) not in known and has_state(item)]
     numbers = [item for item in items if type(item) in (bool, int, float)]
-    arrays = [sample for item in items if (sample := array_sample(item)) is not None]
-    return id(value), size, numbers, arrays, content_of(tensors_in(value)), generators, states, _iterators_in(items)
+    arrays = [item for item in items if is_array(item)]
+    samples = [array_sample(item) for item in arrays[:: max(1, len(arrays) // COMPARED)][:COMPARED]]
+    return id(value), size, numbers, samples, content_of(tensors_in(value)), generators, states, _iterators_in(items)
 
 
 def _iterators_in(items: Iterable[Any]) -> object:
@@ -164,7 +165,7 @@ def _iterators_in(items: Iterable[Any]) -> object:
 
 def has_arrays(value: Any) -> bool:
     """Whether it is an array of NumPy, or holds some."""
-    return any(array_sample(item) is not None for item in _items_of(value))
+    return any(map(is_array, _items_of(value)))
 
 
 class Listing:

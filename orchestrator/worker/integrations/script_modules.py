@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import functools
 import itertools
 import opcode
@@ -108,26 +107,31 @@ def variables_of(thing: Any) -> dict[str, Any]:
 @functools.cache
 def _names_set_in(code: CodeType) -> frozenset[str]:
     """Attributes and global variables that a function sets, and those that are defined in it."""
-    words, extended, found = code.co_code, 0, set[str]()
-    for at in range(0, len(words), 2):
-        word, argument = words[at], words[at + 1] | extended << 8
-        extended = argument if word == opcode.EXTENDED_ARG else 0
-        if word in _STORES and argument < len(code.co_names):
-            found.add(code.co_names[argument])
-    return frozenset(found).union(*map(_names_set_in, _codes_in(code)))
+    return frozenset(name for name, _ in _stores_in(code)).union(*map(_names_set_in, _codes_in(code)))
 
 
 @functools.cache
 def _names_set_on_others_in(code: CodeType) -> frozenset[str]:
-    own, found = code.co_varnames[0] if code.co_argcount else None, set[str]()
-    before: dis.Instruction | None = None
-    for instruction in dis.get_instructions(code):
-        if instruction.opcode == _STORES[0]:
-            variable = before.argval if before and before.opname.startswith("LOAD_FAST") else None
-            if (variable[-1] if isinstance(variable, tuple) else variable) != own or own is None:
-                found.add(instruction.argval)
-        before = instruction
-    return frozenset(found).union(*map(_names_set_on_others_in, _codes_in(code)))
+    others = frozenset(name for name, is_on_first in _stores_in(code) if not is_on_first)
+    return others.union(*map(_names_set_on_others_in, _codes_in(code)))
+
+
+def _stores_in(code: CodeType) -> Iterator[tuple[str, bool]]:
+    """The names that a function sets, and whether it sets an attribute of its first argument."""
+    words, extended, before = code.co_code, 0, (opcode.EXTENDED_ARG, 0)
+    for at in range(0, len(words), 2):
+        word, argument = words[at], words[at + 1] | extended << 8
+        extended = argument if word == opcode.EXTENDED_ARG else 0
+        if word in _STORES and argument < len(code.co_names):
+            yield code.co_names[argument], code.co_argcount > 0 and _loads_first(*before)
+        if word != opcode.EXTENDED_ARG:
+            before = word, argument
+
+
+def _loads_first(word: int, argument: int) -> bool:
+    """Whether an instruction loads the first variable last; that of two has both numbers in its argument."""
+    name = opcode.opname[word]
+    return name.startswith("LOAD_FAST") and (argument & 15 if name.count("LOAD_FAST") == 2 else argument) == 0
 
 
 def _names_used_in(code: CodeType) -> frozenset[str]:

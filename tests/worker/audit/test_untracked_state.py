@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
-from kgorch.worker.audit.untracked_state import UntrackedState
+from kgorch.worker.audit.untracked_state import UntrackedState, is_array
 from kgorch.worker.optimizer_steps import OptimizerSteps
 
 
@@ -236,6 +236,16 @@ def test_a_look_keeps_no_batch_alive(net, optimizer):
         return known
 
     assert script()() is None
+
+
+def test_a_mapped_file_is_never_read_and_what_cannot_change_is_no_state(tmp_path):
+    """Some thousand pages of a file of tokens, from a disk far away, at each look."""
+    mapped = np.memmap(tmp_path / "tokens.bin", np.uint16, "w+", shape=(1000,))
+    fixed, own = np.ones(3), np.ones((3, 4))
+    fixed.flags.writeable = False
+    views = mapped[5:], np.asarray(mapped), np.asarray(mapped)[3:], np.frombuffer(b"abcd", np.uint8)
+    assert not any(map(is_array, (mapped, *views, fixed, torch.ones(2), [1.0], np.array(["a"]))))
+    assert is_array(own) and is_array(own[1:, ::2])
 
 
 def test_an_array_that_a_script_changes_is_named_once_it_has(net, optimizer):

@@ -261,6 +261,7 @@ def test_numbers_that_the_script_sets_in_modules_of_libraries_go_on():
         def __init__(self):
             super().__init__()
             self.num_layers, self.rate = 3, 0.5
+            self.batch_first = False
 
     module = importlib.import_module(__name__)
     module.schedule, module.Own = schedule, Own
