@@ -562,4 +562,9 @@ def test_objects_in_objects_are_looked_at_and_those_of_libraries_are_not():
     assert [entry[0] for entry in saves.state()] == ["thing", "thing.inner"] and saves.state()[1][1] == {"number": 9}
     assert looked_at(collections.UserDict(), told).state() == []
     names = [root.label for root in data_roots("train", {"a": Subset(numbers(3), [0]), "b": DataLoader(numbers(2))})]
-    assert names == ["train.a", "train.b.collate_fn", "train.a.dataset", "train.b.dataset"]
+    assert names == [
+        "train.a",
+        *(f"train.b.{name}" for name in ("collate_fn", "batch_sampler", "sampler")),
+        "train.a.dataset",
+        "train.b.dataset",
+    ]
