@@ -14,12 +14,14 @@ import zlib
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import PurePath
+from types import GeneratorType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from kgorch.worker.audit.untracked_state import COMPARED, array_sample, content_of, is_array, storage_of
 from kgorch.worker.data import batches, generator_states
@@ -141,7 +143,7 @@ def mark(value: Any) -> Any:
 
 def mark_of_other(value: Any, known: Collection[int]) -> Any:
     """What tells an object that is no value from another: a new one, a longer list, other numbers in its rows, other tensors and
-    arrays, generators that have drawn, other states of its optimizers. An iterator is always another.
+    arrays, generators that have drawn, other states of its optimizers.
 
     Args:
         known: ids of objects that are saved by themselves.
@@ -153,14 +155,25 @@ def mark_of_other(value: Any, known: Collection[int]) -> Any:
     numbers = [item for item in items if type(item) in (bool, int, float)]
     arrays = [item for item in items if is_array(item)]
     samples = [array_sample(item) for item in arrays[:: max(1, len(arrays) // COMPARED)][:COMPARED]]
-    return id(value), size, numbers, samples, content_of(tensors_in(value)), generators, states, _iterators_in(items)
+    return id(value), size, numbers, samples, content_of(tensors_in(value)), generators, states
 
 
-def _iterators_in(items: Iterable[Any]) -> object:
-    """None without one; else another object each time: what an iterator (of a loader, itertools.count) has given shows nowhere. A
-    file is one, too, and is not meant."""
-    has_one = any(hasattr(type(item), "__next__") and not isinstance(item, io.IOBase) for item in items)
-    return object() if has_one else None
+def is_iterator(value: Any) -> bool:
+    """Whether it gives its items one after another, as that of a loader. A file does, too, and is not meant."""
+    return hasattr(type(value), "__next__") and not isinstance(value, io.IOBase)
+
+
+def mark_of_iterator(value: Any) -> Any:
+    """What tells one that has given further items, as far as it shows; another object each time where it does not."""
+    if isinstance(value, _BaseDataLoaderIter):
+        return id(value), value._num_yielded
+    if isinstance(value, GeneratorType):
+        state = inspect.getgeneratorstate(value)
+        return (id(value), state) if state in (inspect.GEN_CREATED, inspect.GEN_CLOSED) else object()
+    if isinstance(value, itertools.count):
+        return repr(value)
+    left = operator.length_hint(value, -1)
+    return object() if left < 0 else (id(value), left)
 
 
 def has_arrays(value: Any) -> bool:

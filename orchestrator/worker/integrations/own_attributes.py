@@ -69,6 +69,7 @@ class _Changed(NamedTuple):
         generators: states of random generators.
         states: of optimizers, schedules and other objects of libraries that give theirs.
         others: attributes that may have changed, and cannot be saved.
+        iterators: that have given further items. They cannot be saved, and nothing else hangs on where they are.
     """
 
     values: dict[str, Any]
@@ -76,13 +77,14 @@ class _Changed(NamedTuple):
     generators: dict[str, Any]
     states: dict[str, Any]
     others: list[str]
+    iterators: list[str]
 
     @property
     def names(self) -> list[str]:
         return [*self.values, *self.modules, *self.generators, *self.states]
 
 
-NOTHING = _Changed({}, {}, {}, {}, [])
+NOTHING = _Changed({}, {}, {}, {}, [], [])
 
 
 class OwnAttributes:
@@ -165,17 +167,17 @@ class OwnAttributes:
                 )
             except Exception as error:  # of a value's own code: no look may cost a run
                 changed = NOTHING._replace(others=[type(error).__name__])
-            if changed.others or room < 0:
-                left.append(f"{item.label} ({', '.join(sorted(changed.others or changed.names)[:3])})")
+            if (named := [*changed.others, *changed.iterators]) or room < 0:
+                left.append(f"{item.label} ({', '.join(sorted(named or changed.names)[:3])})")
             # The variables of a module are those of many things: what cannot be saved is no part of the others.
             if room < 0 or (changed.others and not isinstance(item.thing, CODE)):
                 states.append([item.label])
             else:
-                states.append([item.label, *changed[:-1]])
+                states.append([item.label, *changed[:-2]])
         return states, left
 
     def _changed(self, item: _Object, storages: set[int], of_loaders: set[int]) -> _Changed:
-        changed = values, modules, generators, states, others = _Changed({}, {}, {}, {}, [])
+        changed = values, modules, generators, states, others, iterators = _Changed({}, {}, {}, {}, [], [])
         for name, value in self._search.attributes(item).items():
             begun, held = item.begun.get(name, NOT_THERE), values_of.held(value, storages)
             if id(value) in self._known or id(value) in of_loaders or (held and all(held)):
@@ -193,6 +195,9 @@ class OwnAttributes:
             elif values_of.is_generator(value):
                 if begun != (state := generator_states.state_of(value)):
                     generators[name] = state
+            elif values_of.is_iterator(value):
+                if begun != values_of.mark_of_iterator(value):
+                    iterators.append(name)
             elif values_of.has_state(value):
                 if not self._is_tracked(value) and begun != values_of.mark(own_state := values_of.state_of(value)):
                     if own_state is None:
@@ -250,7 +255,7 @@ class OwnAttributes:
                 if is_rest and len(entry) > 1:
                     self._set_as_begun(item)
                 values, modules, generators, states = (*entry[1:], {}, {}, {}, {})[:4]
-                pairs.append((item, _Changed(values, modules, generators, states, [])))
+                pairs.append((item, _Changed(values, modules, generators, states, [], [])))
         in_place, self._misfits = self._in_place(pairs, loader), []
         for item, saved in pairs:
             for name in self._search.names_of(item) & {*saved.names}:
@@ -337,6 +342,8 @@ class OwnAttributes:
                     begun[name] = content_of(values_of.tensors_in(value))
                 elif values_of.is_generator(value):
                     begun[name] = generator_states.state_of(value)
+                elif values_of.is_iterator(value):
+                    begun[name] = values_of.mark_of_iterator(value)
                 elif values_of.has_state(value):
                     begun[name] = values_of.mark(values_of.state_of(value))
                 elif values_of.is_value(value):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import importlib
+import itertools
 import json
 import random
 import time
@@ -277,7 +278,7 @@ def test_numbers_that_the_script_sets_in_modules_of_libraries_go_on():
 
 
 @pytest.mark.parametrize("is_callback", [False, True])
-def test_large_arrays_and_iterators_are_named(is_callback):
+def test_large_arrays_are_named(is_callback):
     thing, told = Keeps(), []
     thing.names, thing.all = np.zeros(200_000), None
     saves = looked_at(thing, told, is_callback=is_callback)
@@ -285,12 +286,25 @@ def test_large_arrays_and_iterators_are_named(is_callback):
     assert not told or is_callback
     thing.names[5::100] += 1
     assert saves.state() == [["thing"]] and "thing (names" in told[-1]
-    with open(__file__) as file:
-        other = Keeps()
-        other.names, other.all = file, iter(numbers(3))
-        saves = looked_at(other, told, is_callback=is_callback)
-        if not is_callback:
-            assert saves.state() == [["thing"]] and "thing (all)" in told[-1], "of an iterator, and not of a file"
+
+
+def test_an_iterator_that_has_given_further_items_is_named_and_the_rest_goes_on():
+    """As that of a second loader, from which a step takes its own batch."""
+    made = {
+        "loader": iter(DataLoader(numbers(4))), "count": itertools.count(3), "list": iter([1, 2]), "cycle": itertools.cycle([1, 2]),
+        "generator": (number for number in range(3)),
+    }  # fmt: skip
+    for name, iterator in made.items():
+        thing, told = Keeps(), []
+        with open(__file__) as file:
+            thing.names, thing.all, thing.weight = file, iterator, 1
+            saves = looked_at(thing, told)
+            saves.state()
+            assert bool(told) == (name == "cycle"), "where it is shows nowhere"
+            next(thing.all)
+            next(file)
+            thing.weight += 1
+            assert saves.state() == [["thing", {"weight": 2}, {}, {}, {}]] and "thing (all)" in told[-1], name
 
 
 def test_readings_of_a_clock_are_the_sessions():
