@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from kgorch.worker.data.loader_search import parts_of
 from kgorch.worker.integrations import attribute_values as values_of
 from kgorch.worker.integrations import script_modules
 from kgorch.worker.integrations.script_modules import variables_of
@@ -171,17 +172,17 @@ def data_roots(name: str, data: Any, *, loader: str = "") -> Iterator[Root]:
             waiting.extend((f"{name}.{key}", inner[key]) for key in ("dataset", "datasets") if key in inner)
             if isinstance(data, DataLoader):
                 yield Root(f"{name}.collate_fn", data.collate_fn, loader=loader)
-                yield from _sampler_roots(name, data, loader)
+                yield from sampler_roots(name, data, loader=loader)
             else:
                 yield Root(name, data, loader=loader)
 
 
-def _sampler_roots(name: str, data: DataLoader[Any], loader: str) -> Iterator[Root]:
-    """Its samplers, as far as the place of the loader does not hold what they are: weights by which one draws."""
-    for path in ("batch_sampler", "sampler"):
-        sampler = getattr(data, path, None)
-        if sampler is not None and (is_own_class(type(sampler)) or not hasattr(type(sampler), "set_epoch")):
-            yield Root(f"{name}.{path}", sampler, loader=loader, of_library=True)
+def sampler_roots(name: str, data: DataLoader[Any], *, loader: str = "") -> Iterator[Root]:
+    """Its samplers, as far as the place of the loader does not hold what they are: weights by which one draws, counts of epochs."""
+    for path, part in parts_of(data).ordering.items():
+        is_own, inner = is_own_class(type(part)), path.removeprefix("loader")
+        if inner and not isinstance(part, DataLoader | Dataset) and (is_own or not hasattr(type(part), "set_epoch")):
+            yield Root(f"{name}{inner}", part, loader=loader, of_library=True)
 
 
 def script_roots(things: Iterable[Any]) -> Iterator[Root]:

@@ -20,13 +20,14 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from kgorch.worker import tagged_json
 from kgorch.worker.data import batches
 from kgorch.worker.data.followed_loader import FollowedLoader
 from kgorch.worker.integrations import carrier
 from kgorch.worker.integrations.attribute_restore import AttributeRestore
-from kgorch.worker.integrations.attribute_search import Root, data_roots, script_roots
+from kgorch.worker.integrations.attribute_search import Root, data_roots, sampler_roots, script_roots
 from kgorch.worker.integrations.own_attributes import OwnAttributes, tensors_held
 from kgorch.worker.session import Session
 from kgorch.worker.wrappers import unwrapped
@@ -115,6 +116,7 @@ class TrainerParts:
             Root("data_collator", trainer.data_collator, loader="train"),
             *data_roots("train_dataset", trainer.train_dataset, loader="train"),
             *data_roots("eval_dataset", trainer.eval_dataset),
+            *self._sampler_roots(),
             *_function_roots(trainer),
             *(Root(type(item).__name__, item, is_callback=True) for item in others),
             *_stateful_roots(trainer.model, others),
@@ -128,6 +130,10 @@ class TrainerParts:
         )  # fmt: skip
         self.restore.attributes.count_tensors(self._before)
         self.restore.begin(is_rest=is_rest)
+
+    def _sampler_roots(self) -> Iterator[Root]:
+        loader = self._trainer.callback_handler.train_dataloader
+        return sampler_roots("train_dataloader", loader, loader="train") if isinstance(loader, DataLoader) else iter(())
 
     def _generated(self) -> Any:
         generated = getattr(self._trainer, self.GENERATED, None)

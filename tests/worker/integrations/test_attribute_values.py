@@ -578,7 +578,7 @@ def test_objects_in_objects_are_looked_at_and_those_of_libraries_are_not():
     names = [root.label for root in data_roots("train", {"a": Subset(numbers(3), [0]), "b": DataLoader(numbers(2))})]
     assert names == [
         "train.a",
-        *(f"train.b.{name}" for name in ("collate_fn", "batch_sampler", "sampler")),
+        *(f"train.b.{name}" for name in ("collate_fn", "sampler", "batch_sampler")),
         "train.a.dataset",
         "train.b.dataset",
     ]

@@ -516,6 +516,50 @@ def test_the_weights_by_which_a_sampler_draws_go_on_in_lightning(lightning, carr
     assert resumed == whole
 
 
+class EasyFirst(torch.utils.data.Sampler):
+    """A curriculum, which counts its passes."""
+
+    def __init__(self):
+        self.passes, self.generator = 0, torch.Generator().manual_seed(1)
+
+    def __len__(self):
+        return 12
+
+    def __iter__(self):
+        self.passes += 1
+        return iter(
+            torch.argsort(torch.arange(12) + torch.rand(12, generator=self.generator) * 3 * self.passes).tolist()
+        )
+
+
+@pytest.mark.parametrize("cut_at", [3, 8, 12, 15])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_passes_of_a_sampler_go_on_in_transformers(transformers, carried, workers, cut_at):
+    """Its first pass came again in each session."""
+
+    def script():
+        samplers = []
+
+        class Curriculum(transformers.Trainer):
+            def _get_train_sampler(self, *_):
+                samplers.append(EasyFirst())
+                return samplers[-1]
+
+            def compute_loss(self, model, inputs, **_):
+                return (model(inputs["x"] / 10) - 1).square().mean()
+
+        model = nn.Linear(1, 1)
+        arguments = transformers.TrainingArguments(
+            "out", use_cpu=True, report_to=[], per_device_train_batch_size=2, disable_tqdm=True, seed=3,
+            remove_unused_columns=False, save_strategy="no", num_train_epochs=3, dataloader_num_workers=workers,
+        )  # fmt: skip
+        Curriculum(model, arguments, train_dataset=Growing()).train()
+        return weights_of(model), samplers[-1].passes
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at)
+    assert resumed == whole
+
+
 @pytest.mark.parametrize("cut_at", [1, 6, 7, 13])
 @pytest.mark.parametrize("looks_before", [0, 2])
 def test_data_of_a_validation_in_lightning_go_on(lightning, carried, looks_before, cut_at):
