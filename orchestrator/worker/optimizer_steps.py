@@ -28,7 +28,7 @@ class OptimizerSteps:
     def __init__(self) -> None:
         self.has_stepped = self.is_used = False
         self.summing: set[str] = set()
-        self._records: dict[int, _Record] = {}  # by the optimizer's id, as long as it lives
+        self._records: dict[int, _ObservedOptimizer] = {}  # by the optimizer's id, as long as it lives
         self._step = 0
         self._handle: Any = None
 
@@ -78,16 +78,16 @@ class OptimizerSteps:
                 self.summing.add(type(optimizer).__name__)
             record.waiting, record.used, record.version = _nothing, weakref.ref(gradient), gradient._version
 
-    def _record_of(self, optimizer: torch.optim.Optimizer) -> _Record:
+    def _record_of(self, optimizer: torch.optim.Optimizer) -> _ObservedOptimizer:
         key, records = id(optimizer), self._records
-        record = records[key] = _Record(weakref.ref(optimizer, lambda _: records.pop(key, None)))
+        record = records[key] = _ObservedOptimizer(weakref.ref(optimizer, lambda _: records.pop(key, None)))
         return record
 
 
 def _nothing() -> None: ...
 
 
-class _Record:
+class _ObservedOptimizer:
     """Of one optimizer.
 
     Attributes:

@@ -25,7 +25,7 @@ def put_back(module: nn.Module, saved: Any) -> None:
     """Set what `states_of` has returned: tensors alone, whoever has written them. Leaves out a metric that is another one."""
     metrics = dict(_metrics_in(module))
     for path, state in saved.items() if isinstance(saved, dict) else ():
-        if path not in metrics:
+        if path not in metrics or not isinstance(state, dict):
             continue
         metric, values, updates = metrics[path], state.get("values"), state.get("updates")
         defaults = metric._defaults

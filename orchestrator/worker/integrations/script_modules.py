@@ -54,7 +54,7 @@ def names_set() -> set[str]:
 
 
 def names_set_on_others() -> set[str]:
-    """Of them those that are set on other objects than a function's first argument, `self`, as far as the instructions tell."""
+    """Of them those that are set on other objects than a method's `self`, as far as the instructions tell."""
     return set[str]().union(*map(_names_set_on_others_in, _codes_of_script()))
 
 
@@ -112,18 +112,18 @@ def _names_set_in(code: CodeType) -> frozenset[str]:
 
 @functools.cache
 def _names_set_on_others_in(code: CodeType) -> frozenset[str]:
-    others = frozenset(name for name, is_on_first in _stores_in(code) if not is_on_first)
+    others = frozenset(name for name, is_on_self in _stores_in(code) if not is_on_self)
     return others.union(*map(_names_set_on_others_in, _codes_in(code)))
 
 
 def _stores_in(code: CodeType) -> Iterator[tuple[str, bool]]:
-    """The names that a function sets, and whether it sets an attribute of its first argument."""
+    """The names that a function sets, and whether it sets an attribute of its `self`."""
     words, extended, before = code.co_code, 0, (opcode.EXTENDED_ARG, 0)
     for at in range(0, len(words), 2):
         word, argument = words[at], words[at + 1] | extended << 8
         extended = argument if word == opcode.EXTENDED_ARG else 0
         if word in _STORES and argument < len(code.co_names):
-            yield code.co_names[argument], code.co_argcount > 0 and _loads_first(*before)
+            yield code.co_names[argument], code.co_varnames[:1] == ("self",) and _loads_first(*before)
         if word != opcode.EXTENDED_ARG:
             before = word, argument
 

@@ -248,11 +248,14 @@ def test_objects_in_short_lists_and_dicts_go_on():
     assert len(looked_at(thing, told)._objects) == 2, "five hundred are data"
 
 
-def test_numbers_that_the_script_sets_in_modules_of_libraries_go_on():
+def test_numbers_that_the_script_sets_in_modules_of_libraries_go_on(monkeypatch):
     """As schedules of a BatchNorm's momentum and of dropout. What a class sets in itself alone is not looked for in others."""
 
+    def set_momentum(part):
+        part.momentum = 0.5
+
     def schedule(model):
-        model[0].momentum = 0.5
+        set_momentum(model[0])
         model[1].p += 0.25
 
     def built():
@@ -265,7 +268,8 @@ def test_numbers_that_the_script_sets_in_modules_of_libraries_go_on():
             self.batch_first = False
 
     module = importlib.import_module(__name__)
-    module.schedule, module.Own = schedule, Own
+    for name, thing in (("set_momentum", set_momentum), ("schedule", schedule), ("Own", Own)):
+        monkeypatch.setattr(module, name, thing, raising=False)
     trained, other = built(), built()
     saves, restores = (OwnAttributes([Root("model", item)], (), [item], "cpu", print) for item in (trained, other))
     schedule(trained)
