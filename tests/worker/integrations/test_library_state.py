@@ -9,6 +9,8 @@ import torch
 from small_trainings import lightning_module, lightning_trainer_of, numbers, weights_of, whole_and_resumed
 from torch.utils.data import DataLoader, Dataset
 
+from kgorch.worker.integrations import lightning_metrics
+
 pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.filterwarnings("ignore")]
 
 STEPS = 24
@@ -147,3 +149,23 @@ def test_what_metrics_of_a_module_have_collected_in_a_cut_epoch_goes_on_in_light
 
     whole, resumed = whole_and_resumed(carried, script, cut_at)
     assert resumed == whole
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        5,
+        {"updates": 1},
+        {"updates": "1", "values": {"mean_value": torch.ones(()), "weight": torch.ones(())}},
+        {"updates": 1, "values": {"mean_value": torch.ones(()), "compute": torch.ones(())}},
+        {"updates": 1, "values": {"mean_value": [torch.ones(())], "weight": torch.ones(())}},
+        {"updates": 1, "values": {"mean_value": torch.ones((), dtype=torch.int64), "weight": torch.ones(())}},
+    ],
+)
+def test_a_state_of_a_metric_from_a_stranger_is_left_out(state):
+    torchmetrics = pytest.importorskip("torchmetrics")
+    module = torch.nn.ModuleDict({"mean": torchmetrics.MeanMetric()})
+    before = {name: getattr(module["mean"], name).clone() for name in module["mean"]._defaults}
+    lightning_metrics.put_back(module, {"mean": state, "none": state})
+    lightning_metrics.put_back(module, state)
+    assert before == {name: getattr(module["mean"], name) for name in before} and module["mean"]._update_count == 0
