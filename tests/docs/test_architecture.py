@@ -31,6 +31,7 @@ RANKS = {
     "kgorch.checkpoint.safetensors_header",
     "kgorch.checkpoint.sharding",
     "kgorch.worker.local_tensors",
+    "kgorch.worker.object_variables",
     "kgorch.worker.script_code",
     "kgorch.worker.wrappers",
     "kgorch.untrusted_io",
@@ -68,6 +69,7 @@ MAY = {
     "kgorch.worker.rng_state": {*RANKS, "kgorch.worker.tagged_json"},
     "kgorch.worker.local_tensors": RANKS,
     "kgorch.worker.script_code": RANKS,
+    "kgorch.worker.object_variables": {*RANKS, "kgorch.worker.script_code"},
     "kgorch.worker.wrappers": RANKS,
     "kgorch.worker.tagged_json": RANKS,
     "kgorch.worker.ranks": {

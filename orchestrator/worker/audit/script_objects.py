@@ -22,6 +22,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from kgorch.worker.object_variables import attributes_of
 from kgorch.worker.script_code import is_of_script, is_own_class
 
 MOST_OBJECTS, MOST_ITEMS, MOST_DEPTH = 4_000, 256, 4
@@ -101,7 +102,7 @@ def _below(path: str, thing: Any) -> Iterator[tuple[str, Any]]:
         for number, value in enumerate(itertools.islice(list(thing), MOST_ITEMS)):
             yield f"{path}[{number}]", value
     elif _is_opened(type(thing)):
-        for name, value in list(getattr(thing, "__dict__", {}).items()):
+        for name, value in list(attributes_of(thing).items()):
             yield f"{path}.{name}", value
 
 

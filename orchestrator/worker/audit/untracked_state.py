@@ -27,6 +27,7 @@ from kgorch.worker.audit import script_objects
 from kgorch.worker.checkpoint import state_codec
 from kgorch.worker.data import generator_states, loader_search
 from kgorch.worker.data.keyed_loader import SampleOrder
+from kgorch.worker.object_variables import attributes_of
 from kgorch.worker.script_code import is_of_script
 
 MOST_REACHED = 5_000
@@ -281,7 +282,7 @@ def _references_of(thing: Any) -> Iterator[Any]:
     elif isinstance(thing, nn.Module):
         yield from _weights(thing)
     elif not isinstance(thing, torch.Tensor | type):
-        yield from getattr(thing, "__dict__", {}).values()
+        yield from attributes_of(thing).values()
         for kind in type(thing).__mro__[:-1]:
             yield from (value for value in vars(kind).values() if isinstance(value, types.FunctionType))
 

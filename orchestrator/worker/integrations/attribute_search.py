@@ -3,20 +3,23 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Set
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple, Protocol
 
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from kgorch.worker.audit.script_objects import frames_of_script
+from kgorch.worker.audit.script_objects import variables_of as variables_of_frame
 from kgorch.worker.data.loader_search import parts_of
 from kgorch.worker.integrations import attribute_values as values_of
 from kgorch.worker.integrations import script_modules
-from kgorch.worker.integrations.script_modules import variables_of
-from kgorch.worker.script_code import is_own_class
+from kgorch.worker.object_variables import has_own_count, shared_names_in, variables_of
+from kgorch.worker.script_code import is_own_class, is_own_function
 from kgorch.worker.wrappers import unwrapped
 
 MOST_ITEMS = 100
@@ -25,7 +28,8 @@ MOST_ITEMS = 100
 MOST_OBJECTS = 2_000
 """That are looked at in each save, those of the model last."""
 
-CODE = (ModuleType, type)
+CODE = (ModuleType, type, FunctionType)
+"""Whose variables are those of many things. Of a function they are those of outer functions."""
 
 SCALARS = (bool, int, float, type(None))
 
@@ -88,7 +92,7 @@ class AttributeSearch:
     def names_of(self, item: Looked) -> Set[str]:
         """Names of attributes that may be state of the object. Of a library's module those that the script sets on other objects
         than its own, as `dropout.p`."""
-        if item.has_all:
+        if item.has_all or isinstance(item.thing, FunctionType):
             return self.attributes(item).keys()
         if not isinstance(item.thing, nn.Module):
             return self._names
@@ -105,7 +109,7 @@ class AttributeSearch:
             parts = thing.named_modules() if is_module else [("", thing)]
             for path, part in parts:
                 one = root._replace(label=f"{root.label}.{path}" if path else root.label, thing=part)
-                is_own = is_module or root.of_library or is_own_class(type(part))
+                is_own = is_module or root.of_library or is_own_class(type(part)) or _is_closure(part)
                 if id(part) in found or not is_own or (is_module and not self.attributes(one)):
                     continue
                 if len(found) == MOST_OBJECTS:
@@ -118,20 +122,23 @@ class AttributeSearch:
                     for name, held in self.attributes(one).items()
                     for path, value in _with_items(name, held)
                     if not isinstance(value, type) and id(value) not in self._known and not values_of.is_generator(value)
-                    and (is_own_class(type(value)) or isinstance(value, nn.Module))
+                    and (is_own_class(type(value)) or isinstance(value, nn.Module) or has_own_count(value))
                 )  # fmt: skip
         return list(found.values())
 
     def attributes(self, item: Looked) -> dict[str, Any]:
-        """Those that code of the script sets. Empty for an object that has none of its own, as with `__slots__`."""
+        """Those that code of the script sets."""
         found = list(variables_of(item.thing).items())
-        if item.has_all:
+        if is_closure := isinstance(item.thing, FunctionType):
+            shared = shared_names_in(item.thing.__code__)
+        if item.has_all or is_closure:
             is_code, (set_by_data, named_by_data) = isinstance(item.thing, CODE), self._of_data
+            names_set, without = (shared, ()) if is_closure else (self._names, set_by_data)
             return {
                 name: value
                 for name, value in found
-                if _is_variable(name, value) and not (is_code and name in set_by_data)
-                and (not is_code or (name in self._names if type(value) in SCALARS else name not in named_by_data))
+                if _is_variable(name, value) and not (is_code and name in without)
+                and (not is_code or (name in names_set if type(value) in SCALARS else name not in named_by_data))
             }  # fmt: skip
         names = self.names_of(item)
         is_library = isinstance(item.thing, nn.Module) and not is_own_class(type(item.thing))
@@ -151,8 +158,15 @@ def _is_variable(name: str, value: Any) -> bool:
     return (
         isinstance(name, str)
         and not name.startswith("__")
-        and (isinstance(value, str | bytes) or not values_of.is_fixed(value))
+        and (isinstance(value, str | bytes) or not values_of.is_fixed(value) or has_own_count(value))
     )
+
+
+def _is_closure(thing: Any) -> bool:
+    """Whether it is a function of the script with variables of outer ones; `super()` alone needs one, its class."""
+    if type(thing) is not FunctionType or not is_own_function(thing):
+        return False
+    return not {"__class__"}.issuperset(thing.__code__.co_freevars)
 
 
 def data_roots(name: str, data: Any, *, loader: str = "") -> Iterator[Root]:
@@ -186,11 +200,19 @@ def sampler_roots(name: str, data: DataLoader[Any], *, loader: str = "") -> Iter
 
 
 def script_roots(things: Iterable[Any]) -> Iterator[Root]:
-    """The modules of the script, and its classes: of their variables those count that change while it trains.
+    """The modules of the script, and its classes: of their variables those count that change while it trains. Also functions in
+    variables of those that run now, and methods of the things: of what they share with the functions that they are defined in.
 
     Args:
         things: objects of the script; see `script_modules.modules_of`.
     """
+    things = list(things)
     modules = script_modules.modules_of(things)
     for name, thing in itertools.chain(modules.items(), script_modules.classes_in(modules)):
         yield Root(f"{'class' if isinstance(thing, type) else 'module'} {name}", thing, of_library=True, has_all=True)
+    values = itertools.chain.from_iterable(variables_of_frame(frame).values() for frame in frames_of_script())
+    classes = dict.fromkeys(kind for thing in things for kind in type(thing).__mro__ if is_own_class(kind))
+    methods = itertools.chain.from_iterable(vars(kind).values() for kind in classes)
+    for function in dict.fromkeys(inspect.unwrap(item) for item in (*values, *methods) if type(item) is FunctionType):
+        if _is_closure(function):
+            yield Root(f"function {function.__qualname__}", function, has_all=True)

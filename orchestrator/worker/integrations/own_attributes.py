@@ -24,7 +24,7 @@ from kgorch.worker.audit.untracked_state import content_of, storage_of
 from kgorch.worker.data import generator_states
 from kgorch.worker.integrations import attribute_values as values_of
 from kgorch.worker.integrations.attribute_search import CODE, OF_MODULES, SCALARS, AttributeSearch, Root
-from kgorch.worker.integrations.script_modules import variables_of
+from kgorch.worker.object_variables import variables_of
 
 MOST_BYTES = 256 << 20
 """Of all tensors together, besides twice those of the trained model."""

@@ -9,10 +9,11 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from enum import Enum
-from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from kgorch.worker.audit.script_objects import frames_of_script
+from kgorch.worker.object_variables import variables_of
 from kgorch.worker.script_code import is_of_script, is_own_class
 
 MOST_MODULES, MOST_FUNCTIONS = 200, 1000
@@ -91,17 +92,6 @@ def names_used(things: Iterable[Any]) -> tuple[frozenset[str], frozenset[str]]:
                 below += itertools.chain(variables_of(thing).values(), *(vars(kind).values() for kind in own))
         waiting += [value for value in below if isinstance(value, FunctionType) or is_own_class(type(value))]
     return frozenset(sets), frozenset(names)
-
-
-def variables_of(thing: Any) -> dict[str, Any]:
-    """Of an object, a module, a class; the items of a dict. No code of it is run: a module that is loaded later would be loaded."""
-    if isinstance(thing, dict):
-        return thing
-    try:
-        found: Any = vars(thing) if isinstance(thing, type) else object.__getattribute__(thing, "__dict__")
-    except Exception:  # it has none
-        return {}
-    return found if isinstance(found, dict | MappingProxyType) else {}  # type: ignore[return-value]
 
 
 @functools.cache

@@ -7,16 +7,16 @@ alone: they may be places in it, and it begins anew in each session.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
+from kgorch.worker import object_variables
 from kgorch.worker.audit.script_objects import CLOSED
 from kgorch.worker.script_code import is_own_class
 
@@ -60,32 +60,31 @@ def owners(roots: Iterable[tuple[str, dict[str, Any]]], is_name: Callable[[Any],
     """
     found: dict[int, Owner] = {}
     level = list(roots)
+    running = {path for path, _ in level}
     for _ in range(DEEPEST):
         level, outer = [], level
         for path, variables in outer:
             for name, value in variables.items():
-                if not _is_looked_into(value) or not is_name(name):
+                if not (_is_looked_into(value) or _is_closure(value, running)) or not is_name(name):
                     continue
                 inner = variables_of(value)
                 if inner is None or (len(found) >= MOST_OBJECTS and id(value) not in found):
                     continue
                 is_new = id(value) not in found
-                owner = found[id(value)] = Owner(f"{path} {name}", value, inner.copy())
+                owner = found[id(value)] = Owner(f"{path} {name}", value, dict(inner))
                 if is_new:
                     level.append((owner.path, owner.variables))
     return list(found.values())
 
 
-def variables_of(thing: Any) -> dict[str, Any] | None:
-    """Those of a dict or object of `owners`; None for an object with slots, and a large one."""
-    found: Any = thing if type(thing) in DICTS else None
-    if found is None:
-        with contextlib.suppress(AttributeError):
-            found = object.__getattribute__(thing, "__dict__")
-    return found if type(found) in DICTS and len(found) <= MOST_VARIABLES else None
+def variables_of(thing: Any) -> MutableMapping[str, Any] | None:
+    """Those of a dict, object or function of `owners`; None for a large one."""
+    found = thing if type(thing) in DICTS else object_variables.attributes_of(thing)
+    is_table = type(found) in DICTS or isinstance(found, object_variables.Slots | object_variables.Closure)
+    return found if is_table and len(found) <= MOST_VARIABLES else None
 
 
-def buffers(variables: dict[str, Any]) -> dict[str, tuple[int, Any]]:
+def buffers(variables: Mapping[str, Any]) -> dict[str, tuple[int, Any]]:
     """The lists, sets, tensors and arrays that are held directly, and dicts of tensors and arrays (the average of the weights): the
     id of each, and what a change in place changes of it."""
     return {
@@ -95,7 +94,7 @@ def buffers(variables: dict[str, Any]) -> dict[str, tuple[int, Any]]:
     }
 
 
-def _tensors_in(table: dict[str, Any]) -> list[Any]:
+def _tensors_in(table: Mapping[str, Any]) -> list[Any]:
     """The tensors and arrays of a dict that is looked into."""
     return [] if len(table) > MOST_VARIABLES else [item for item in table.values() if type(item) in TENSORS]
 
@@ -120,6 +119,11 @@ def _is_looked_into(value: Any) -> bool:
             _kinds.clear()
         known = _kinds[id(kind)] = kind, _may_own(kind)
     return known[1]
+
+
+def _is_closure(value: Any, running: Collection[str]) -> bool:
+    """Whether it is a function that counts for itself, in variables of one that runs no more: those of a running one are known."""
+    return object_variables.has_own_count(value) and value.__qualname__.rpartition(".<locals>.")[0] not in running
 
 
 def _may_own(kind: type) -> bool:

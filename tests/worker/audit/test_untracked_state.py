@@ -161,8 +161,14 @@ class Average:
             self.shadow[name].data.mul_(0.9).add_(value.data, alpha=0.1)
 
 
-def test_an_average_of_the_weights_is_named_whether_a_module_or_a_dict_in_an_object(net, optimizer):
-    ema, average = AveragedModel(net), Average(net)
+class SlottedAverage:
+    __slots__ = ("shadow",)
+    __init__, update = Average.__init__, Average.update
+
+
+@pytest.mark.parametrize("kind", [Average, SlottedAverage])
+def test_an_average_of_the_weights_is_named_whether_a_module_or_a_dict_in_an_object(net, optimizer, kind):
+    ema, average = AveragedModel(net), kind(net)
     training = Training(net=net, optimizer=optimizer)
     for _ in range(2):
         train(net, optimizer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import importlib
 import itertools
 import json
@@ -16,7 +17,7 @@ from small_trainings import Annealed, numbers
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
-from kgorch.worker.integrations.attribute_search import Root, data_roots
+from kgorch.worker.integrations.attribute_search import Root, data_roots, script_roots
 from kgorch.worker.integrations.own_attributes import OwnAttributes
 
 pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.filterwarnings("ignore")]
@@ -246,6 +247,91 @@ def test_objects_in_short_lists_and_dicts_go_on():
     assert vars(other.names["loss"]) == {"sum": 0.5, "count": 1} and vars(other.all[0]) == {"sum": 2.0, "count": 1}
     thing.names = [Meter() for _ in range(500)]
     assert len(looked_at(thing, told)._objects) == 2, "five hundred are data"
+
+
+@dataclasses.dataclass(slots=True)
+class Score:
+    count: int = 0
+    average: dict = dataclasses.field(default_factory=dict)
+
+
+class Best(Score):
+    """With slots, and a dict of its own."""
+
+    def add(self, value):
+        self.count, self.best = self.count + 1, value
+        self.average["w"] = torch.full((2,), value)
+
+
+class Counts:
+    __slots__ = ("_hidden", "calls", "unset")
+
+    def __init__(self):
+        self.calls = self._hidden = 0
+
+    def count(self):
+        self.calls, self._hidden, self.unset = self.calls + 1, 5, 2.5
+
+
+def test_objects_with_slots_go_on():
+    """They began anew, and nobody said so."""
+    told, trained, other = [], Holder(), Holder()
+    for holder in (trained, other):
+        holder.inner, holder.items = Best(), [Counts()]
+    saves = looked_at(trained, told)
+    trained.inner.add(0.5), trained.items[0].count()
+    state = saves.state()
+    looked_at(other, told).put_back(state)
+    assert (other.inner.count, other.inner.best, other.inner.average["w"].tolist()) == (1, 0.5, [0.5, 0.5])
+    assert (other.items[0].calls, other.items[0]._hidden, other.items[0].unset) == (1, 5, 2.5) and not told
+    [entry] = [entry for entry in state if entry[0] == "thing.items.0"]
+    entry[1]["new"] = 1
+    looked_at(other, told).put_back(state)
+    assert not hasattr(other.items[0], "new")
+
+
+def counter(start=0):
+    calls, means, fixed, text = start, [], 7, "a"
+
+    def count(value):
+        nonlocal calls, text
+        calls, text = calls + 1, "b"
+        means.append(value / fixed)
+        return calls, means, text
+
+    return count
+
+
+def test_what_functions_share_with_those_that_they_are_defined_in_goes_on():
+    told, trained, other = [], counter(), counter()
+    saves = looked_at(trained, told)
+    trained(7), trained(14)
+    state = saves.state()
+    assert state[0][:2] == ["thing", {"calls": 2, "means": [1.0, 2.0]}] and "(text)" in told[0], "a text is named"
+    state[0][1]["fixed"] = 8  # of a stranger: no function sets it
+    looked_at(other, told).put_back(state)
+    assert other(21) == (3, [1.0, 2.0, 3.0], "b")
+
+
+class Counting:
+    def __init__(self):
+        super().__init__()  # which needs its class as an outer variable
+
+
+def test_functions_of_the_running_ones_are_looked_at():
+    def running():  # apart, for an `assert` of pytest reads the variables of its function
+        total, count = 0, torch.no_grad()(counter())
+
+        class Counts(Counting):
+            def add(self):
+                nonlocal total
+                total += 1
+
+        count(1)
+        return [root.label for root in script_roots([Counts()]) if root.label.startswith("function")]
+
+    name = test_functions_of_the_running_ones_are_looked_at.__name__
+    assert running() == ["function counter.<locals>.count", f"function {name}.<locals>.running.<locals>.Counts.add"]
 
 
 def test_numbers_that_the_script_sets_in_modules_of_libraries_go_on(monkeypatch):

@@ -590,7 +590,7 @@ def test_data_of_a_validation_in_lightning_go_on(lightning, carried, looks_befor
     assert resumed == whole
 
 
-@pytest.mark.parametrize("way", ["object", "method", "list"])
+@pytest.mark.parametrize("way", ["object", "method", "list", "slots", "closure"])
 def test_what_a_trainer_of_transformers_was_given_to_call_goes_on(transformers, carried, way):
     class Smooths:
         def __init__(self):
@@ -602,6 +602,21 @@ def test_what_a_trainer_of_transformers_was_given_to_call_goes_on(transformers, 
             return {"mean": self.mean}
 
         measure = __call__
+
+    class Slotted:
+        __slots__ = ("calls", "mean")
+        __init__, __call__ = Smooths.__init__, Smooths.__call__
+
+    def closure():
+        calls, means = 0, [0.0]
+
+        def measure(outputs):
+            nonlocal calls
+            calls += 1
+            means.append(0.9 * means[-1] + 0.1 * float(outputs.predictions.mean()))
+            return {"mean": means[-1]}
+
+        return measure, lambda: (calls, means)
 
     class Plain(transformers.Trainer):
         def compute_loss(self, model, inputs, return_outputs=False, **_):
@@ -616,17 +631,18 @@ def test_what_a_trainer_of_transformers_was_given_to_call_goes_on(transformers, 
             self.reward_funcs[1](SimpleNamespace(predictions=next(self.model.parameters()).detach()))
 
     def script():
-        model, metrics = Annealed(), Smooths()
+        model, metrics = Annealed(), Slotted() if way == "slots" else Smooths()
+        measure, measured = closure()
         arguments = transformers.TrainingArguments(
             "out", use_cpu=True, report_to=[], per_device_train_batch_size=2, disable_tqdm=True, seed=3, label_names=["x"],
             remove_unused_columns=False, save_strategy="no", num_train_epochs=3, eval_strategy="epoch",
         )  # fmt: skip
-        given = {"object": metrics, "method": metrics.measure, "list": None}[way]
+        given = {"method": getattr(metrics, "measure", None), "list": None, "closure": measure}.get(way, metrics)
         kind = Rewards if way == "list" else Plain
         trainer = kind(model, arguments, train_dataset=Growing(), eval_dataset=Growing(), compute_metrics=given)
         trainer.reward_funcs = [len, metrics] if way == "list" else []
         trainer.train()
-        return weights_of(model), metrics.calls, metrics.mean
+        return weights_of(model), *(measured() if way == "closure" else (metrics.calls, metrics.mean))
 
     whole, resumed = whole_and_resumed(carried, script, 13)
     assert resumed == whole and whole[1][1] == 3
