@@ -87,6 +87,7 @@ bench: setup
 	@mkdir -p benchmarks/results
 	@set -e; for what in $(WHAT); do echo "── $$what"; $(BIN)/python benchmarks/$$what.py --json benchmarks/results/$$what.json --docs; done
 	$(BIN)/python benchmarks/goals.py --docs
+	-$(BIN)/python benchmarks/claims.py --rewrite
 
 bench-goodput bench-recovery bench-checkpoints bench-overhead bench-scale bench-walls bench-starts bench-trainers:
 	$(MAKE) bench WHAT=$(@:bench-%=%)
