@@ -1,8 +1,8 @@
 """The figures in the prose of the pages, and the kept JSON that they come from.   python benchmarks/claims.py [--rewrite]
 
-benchmarks/claims.toml ties phrases to expressions on benchmarks/results/*.json. Each difference is a line, and then the exit status 1.
-With --rewrite the numbers of phrases get the values of the JSON first, in the pages and in claims.toml; the sentences around them
-are printed, for what they say in words may not be so any more.
+benchmarks/claims.toml ties phrases to expressions on benchmarks/results/*.json. Each difference is a line, and then the exit
+status is 1. With --rewrite the numbers of phrases get the values of the JSON first, in the pages and in claims.toml; the sentences
+around them are printed, for what they say in words may not be so any more.
 """
 
 from __future__ import annotations
