@@ -58,7 +58,7 @@ class Root(NamedTuple):
     has_all: bool = False
 
 
-class Looked(Protocol):
+class SearchItem(Protocol):
     """A Root, or what was made of one."""
 
     @property
@@ -89,7 +89,7 @@ class AttributeSearch:
         self._of_data = script_modules.names_used(root.thing for root in self._roots if root.loader)
         self.too_many: list[str] = []
 
-    def names_of(self, item: Looked) -> Set[str]:
+    def names_of(self, item: SearchItem) -> Set[str]:
         """Names of attributes that may be state of the object. Of a library's module those that the script sets on other objects
         than its own, as `dropout.p`."""
         if item.has_all or isinstance(item.thing, FunctionType):
@@ -126,7 +126,7 @@ class AttributeSearch:
                 )  # fmt: skip
         return list(found.values())
 
-    def attributes(self, item: Looked) -> dict[str, Any]:
+    def attributes(self, item: SearchItem) -> dict[str, Any]:
         """Those that code of the script sets."""
         found = list(variables_of(item.thing).items())
         if is_closure := isinstance(item.thing, FunctionType):
