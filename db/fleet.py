@@ -13,7 +13,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Engine, func, select, text, update
-from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session as Orm
 
 from kgorch.core.codes import LIVE, OVER
@@ -115,6 +114,8 @@ def register(engine: Engine, columns: Mapping[str, Any]) -> MachineInfo | None:
     """
     if not (name := machine_of(engine)):
         return None
+    from sqlalchemy.dialects.postgresql import insert  # 40 ms, which a command without a fleet need not wait for
+
     with Orm(engine) as orm, orm.begin():
         before = orm.get(Machine, name)
         info = to_info(MachineInfo, before) if before else None
