@@ -115,6 +115,14 @@ def of_run(engine: Engine, run_id: str, *states: str) -> list[CheckpointInfo]:
         return [to_info(CheckpointInfo, row) for row in rows]
 
 
+def is_recorded(engine: Engine, run_id: str, stage: str, folder: str) -> bool:
+    """Whether there is a checkpoint of the stage in a folder of this name, wherever that lies."""
+    in_folder = Checkpoint.path.endswith(f"/{folder}", autoescape=True)
+    query = select(Checkpoint.id).where(Checkpoint.run_id == run_id, Checkpoint.stage == stage, in_folder).limit(1)
+    with Orm(engine) as orm:
+        return orm.scalar(query) is not None
+
+
 def verified_with_numbers(engine: Engine, run_id: str) -> list[tuple[int, CheckpointInfo]]:
     """The verified checkpoints in the run's order, each with the number of those before it in its stage, dropped ones included.
 

@@ -9,7 +9,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -43,21 +43,23 @@ def newest_verified(
     return None
 
 
-def newest_by_manifest(root: Path, run_id: str, *, after: int, but: Set[str]) -> tuple[Path, Manifest, datetime] | None:
+def newest_by_manifest(
+    root: Path, run_id: str, *, after: int, is_known: Callable[[str], bool]
+) -> tuple[Path, Manifest, datetime] | None:
     """The newest checkpoint under `root` by its manifest alone, with the time at which that was written.
 
     Quick, and nothing is changed. None where a manifest cannot be read: resuming verifies, and reports it.
 
     Args:
         after: a step; only newer checkpoints count.
-        but: names of folders that do not count.
+        is_known: whether a folder of this name does not count.
     """
     try:
         for folder in list_checkpoints(root):
             manifest = read_manifest(folder)
             if manifest.step <= after:
                 return None
-            if folder.name not in but and manifest.run_id == run_id:
+            if manifest.run_id == run_id and not is_known(folder.name):
                 return folder, manifest, datetime.fromtimestamp((folder / MANIFEST_NAME).stat().st_mtime, UTC)
     except (OSError, KgorchError):
         pass

@@ -5,6 +5,7 @@ Times are ISO 8601 in UTC, durations seconds. A figure that is not known is null
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -246,9 +247,9 @@ def _on_disk(engine: Engine, run: RunInfo, row: SessionInfo, newest: CheckpointI
     """
     if run.state == RunState.FINISHED or not row.stage:
         return None
-    recorded = {Path(item.path).name for item in checkpoints.of_run(engine, run.id) if item.stage == row.stage}
+    is_known = functools.partial(checkpoints.is_recorded, engine, run.id, row.stage)
     after = newest.step if newest and newest.stage == row.stage else -1
-    checkpoint = store.newest_by_manifest(Path(run.checkpoints, row.stage), run.id, after=after, but=recorded)
+    checkpoint = store.newest_by_manifest(Path(run.checkpoints, row.stage), run.id, after=after, is_known=is_known)
     if checkpoint is None:
         return None
     folder, manifest, at = checkpoint
