@@ -145,7 +145,7 @@ class UntrackedState:
                 self._seen[path] = _references(parts), now
             elif now != then and not (is_resumed and isinstance(thing, LRScheduler) and then[0] > 1):
                 if isinstance(thing, torch.Tensor):
-                    container = path.rpartition("[")[0] or path
+                    container = path.rpartition("[")[0] if path.endswith("]") else path
                     tensors[container] = tensors.get(container, 0) + 1
                 else:
                     yield _described("", path, thing)
@@ -189,7 +189,7 @@ def _unit(thing: Any, held: HeldState) -> tuple[list[Any], Fingerprint] | None:
 
 def content_of(tensors: list[torch.Tensor]) -> Fingerprint:
     step = max(1, len(tensors) // COMPARED)
-    return tuple(_version(tensor) for tensor in tensors), [_sample(tensor) for tensor in tensors[::step][:COMPARED]]
+    return tuple(version_of(tensor) for tensor in tensors), [_sample(tensor) for tensor in tensors[::step][:COMPARED]]
 
 
 def is_array(thing: Any) -> bool:
@@ -216,7 +216,8 @@ def array_sample(thing: Any) -> Fingerprint | None:
     return thing.shape, thing.dtype.str, zlib.crc32(thing.flat[::step].tobytes())
 
 
-def _version(tensor: torch.Tensor) -> int:
+def version_of(tensor: torch.Tensor) -> int:
+    """PyTorch's count of the writes to it; 0 for one of `torch.inference_mode`, which has none."""
     return 0 if tensor.is_inference() else tensor._version
 
 

@@ -63,6 +63,14 @@ SECOND_TRAINING = (
 
 OUTSIDE = "steps that belong to no loop over a loader are saved at the next batch of one, and a resume takes those before it again"
 
+NO_LOOP = (
+    "the script's steps belong to no loop over a loader that Accelerate has prepared: none of them is counted or saved; with"
+    " `attach()` and `session.boundary()` they are (docs/your-training.md)"
+)
+
+MOST_BEFORE = 50
+"""Steps before the first loop over a loader, as of a warm-up."""
+
 AGAIN = "a loader prepared after the first step, and iterated after newer ones, begins its order anew after a resume if it shuffles"
 
 HELD = (
@@ -116,6 +124,7 @@ class AccelerateCarrier:
         self.is_replaying = bool(self._left if resumed.is_finished else self._saved_at)
         self.has_started = self.is_begun = self.is_freed = False
         self._has_stepped = self._has_boundary = self._is_second = self._is_inner_asked = False
+        self._steps_before = 0  # of the first loop over a loader
         self._is_replay_told = False
         self.loaders: dict[str, StepLoader] = {}
         self._earlier: list[StepLoader] = []  # prepared before the first optimizer
@@ -419,8 +428,12 @@ class AccelerateCarrier:
         if not session_end.is_open() or self._is_second or self.session.resumed.is_finished:
             return
         if loader is None:
+            self._steps_before += not self.is_begun
             if self.is_begun and not self.trained:
                 self.session.note_exactness(outside=OUTSIDE)
+            elif self._steps_before == MOST_BEFORE:
+                self.session.note_exactness(outside=NO_LOOP)
+                print(f"kgorch: {NO_LOOP}", file=sys.stderr, flush=True)
             return
         if self.is_replaying and self.is_driver(loader):
             return

@@ -26,6 +26,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from kgorch.worker.audit.untracked_state import COMPARED, array_sample, content_of, is_array, storage_of
 from kgorch.worker.data import batches, generator_states
 from kgorch.worker.data.loader_search import generator_types, of_the_process
+from kgorch.worker.integrations import metric_states
 from kgorch.worker.script_code import is_own_class
 from kgorch.worker.tagged_json import DTYPES
 
@@ -155,6 +156,7 @@ def mark_of_other(value: Any, known: Collection[int]) -> Any:
     numbers = [item for item in items if type(item) in (bool, int, float)]
     arrays = [item for item in items if is_array(item)]
     samples = [array_sample(item) for item in arrays[:: max(1, len(arrays) // COMPARED)][:COMPARED]]
+    states += [mark(metric_states.states_of(item)) for item in items if metric_states.is_metric(item)]
     return id(value), size, numbers, samples, content_of(tensors_in(value)), generators, states
 
 

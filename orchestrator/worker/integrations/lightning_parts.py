@@ -8,7 +8,7 @@ from typing import Any
 
 from kgorch.errors import CannotRestore
 from kgorch.worker import tagged_json
-from kgorch.worker.integrations import carrier, lightning_callbacks, lightning_checkpoint, lightning_metrics
+from kgorch.worker.integrations import carrier, lightning_callbacks, lightning_checkpoint, metric_states
 from kgorch.worker.integrations.attribute_restore import AttributeRestore
 from kgorch.worker.integrations.attribute_search import Root, data_roots, script_roots
 from kgorch.worker.integrations.own_attributes import OwnAttributes
@@ -43,7 +43,7 @@ class LightningParts:
         """A step begins; before it the hooks of an epoch's begin have run, which reset metrics."""
         self.restore.begin_step()
         if self._metrics:
-            lightning_metrics.put_back(self._trainer.lightning_module, self._metrics)
+            metric_states.put_back(self._trainer.lightning_module, self._metrics)
             self._metrics = None
 
     def begin(self, base: Any) -> None:
@@ -109,7 +109,7 @@ class LightningParts:
             "progress": {"epoch": trainer.current_epoch, "global_step": trainer.global_step},
             "trained_weights": lightning_callbacks.trained_weights(trainer.lightning_module),
             "logged": lightning_checkpoint.logged_by(trainer),
-            "metrics": self._savable(lightning_metrics.states_of(trainer.lightning_module), "a metric"),
+            "metrics": self._savable(metric_states.states_of(trainer.lightning_module), "a metric"),
             "datamodule": self._savable(trainer.datamodule.state_dict() if trainer.datamodule else {}, "state_dict"),
         }
         parts |= self.restore.state() | ({"replaced": True} if self._is_replaced else {})

@@ -23,6 +23,7 @@ from torch import nn
 from kgorch.worker.audit.untracked_state import content_of, storage_of
 from kgorch.worker.data import generator_states
 from kgorch.worker.integrations import attribute_values as values_of
+from kgorch.worker.integrations import metric_states
 from kgorch.worker.integrations.attribute_search import CODE, OF_MODULES, SCALARS, AttributeSearch, Root
 from kgorch.worker.object_variables import variables_of
 
@@ -182,7 +183,10 @@ class OwnAttributes:
             begun, held = item.begun.get(name, NOT_THERE), values_of.held(value, storages)
             if id(value) in self._known or id(value) in of_loaders or (held and all(held)):
                 continue
-            if isinstance(value, nn.Module):
+            if metric_states.is_metric(value):
+                if begun != values_of.mark(collected := metric_states.states_of(value)):
+                    states[name] = values_of.saved(collected)
+            elif isinstance(value, nn.Module):
                 tensors = values_of.by_name(value)
                 if not held:
                     others += [name] if item.is_callback else []  # it may have a state of another kind, as a metric
@@ -307,7 +311,9 @@ class OwnAttributes:
                 raise KeyError(name)
             generator_states.set_state(now, saved.generators[name])
         elif name in saved.states:
-            if type(now) is list:
+            if metric_states.is_metric(now):
+                metric_states.put_back(now, copy.deepcopy(saved.states[name]))
+            elif type(now) is list:
                 _set(item.thing, name, item.listings[name].in_order(now, saved.states[name]))
             elif values_of.has_state(now):
                 values_of.set_state(now, copy.deepcopy(saved.states[name]))
@@ -338,7 +344,9 @@ class OwnAttributes:
         begun, kinds, listings = dict[str, Any](), dict[str, type](), dict[str, values_of.Listing]()
         for name, value in self._search.attributes(root).items():
             with contextlib.suppress(Exception):  # of a value's own code: it counts as changed
-                if isinstance(value, nn.Module):
+                if metric_states.is_metric(value):
+                    begun[name] = values_of.mark(metric_states.states_of(value))
+                elif isinstance(value, nn.Module):
                     begun[name] = content_of(values_of.tensors_in(value))
                 elif values_of.is_generator(value):
                     begun[name] = generator_states.state_of(value)

@@ -43,6 +43,13 @@ MOST_PATHS = 1000
 MOST_EPOCHS = 10_000
 """Epochs that are done and begin with the numbers of the first."""
 
+MOST_TOLD = 5
+"""Objects that are named, because `exactness` is part of every status."""
+
+ANEW = (
+    "numbers of objects begin anew in each session where a list, tensor or array in them changes, also a count of steps"
+)
+
 PLAIN = (int, float, type(None), np.generic)
 NANOSECONDS = 10**9
 
@@ -73,6 +80,10 @@ class ScriptNumbers:
         """Of each object's path the id of what it led to first, and that one's lists as they were seen last."""
         self._left_alone: set[str] = set()
         """Paths that have led to different objects, and those of objects with a list that has changed."""
+        self._with_lists: dict[str, tuple[list[str], dict[str, Number]]] = {}
+        """Of these the lists, and the numbers that begin anew with them, as they were seen last."""
+        self._told: set[str] = set()
+        self._said: list[str] = []
         self._set_back = 0
         self._before: Numbers = {}
         self._clocks: dict[str, set[str]] = {}
@@ -110,18 +121,32 @@ class ScriptNumbers:
     def _now(self) -> list[tuple[str, Any, dict[str, Number]]]:
         """The running functions, and the objects whose numbers may be given back, by path; the numbers of each."""
         found = _numbers_now()
-        for path, owner, _ in found:
+        for path, owner, values in found:
             if type(owner) is FrameType or path in self._left_alone:
                 continue
             buffers = script_owners.buffers(script_owners.variables_of(owner) or {})
             was, before = self._owners.setdefault(path, (id(owner), buffers))
-            is_changed = any(
-                before[name][0] == mark[0] and before[name] != mark for name, mark in buffers.items() if name in before
-            )
-            if was != id(owner) or is_changed:
+            known = [(name, mark, before[name]) for name, mark in buffers.items() if name in before]
+            changed = [name for name, now, then in known if now[0] == then[0] and now != then]
+            if changed and was == id(owner):
+                self._with_lists[path] = changed, values
+            if was != id(owner) or changed:
                 self._left_alone.add(path)
             self._owners[path] = was, {**before, **buffers}
+        for path, owner, values in found:
+            if path in self._with_lists and type(owner) is not FrameType:
+                self._tell(path, values)
         return [(path, owner, values) for path, owner, values in found if path not in self._left_alone]
+
+    def _tell(self, path: str, values: dict[str, Number]) -> None:
+        """Tell of an object whose numbers change and begin anew."""
+        lists, before = self._with_lists[path]
+        names = sorted(name for name, value in values.items() if _differs(before, name, value))
+        if names and path not in self._told and len(self._told) < MOST_TOLD:
+            self._told.add(path)
+            name = path.split(" ")[-1]
+            self._said.append(f"{name} ({', '.join(names[:3])}; {lists[0]} changes)")
+            self._session.note_exactness(objects=f"{ANEW}: {', '.join(self._said)}")
 
     def note(self) -> None:
         """A step begins: checkpoints have the numbers of now."""
@@ -138,7 +163,7 @@ class ScriptNumbers:
             moved[function] = {name: value for name, value in values.items() if name in names - clocks}
             still[function] = {name: value for name, value in values.items() if name not in names | clocks}
         self._noted = shown
-        for known in (self._owners, self._before, self._names, self._clocks):
+        for known in (self._owners, self._before, self._names, self._clocks, self._with_lists):
             if len(known) > MOST_PATHS:  # a dict whose names come and go
                 for path in known.keys() - moved.keys():
                     del known[path]

@@ -18,6 +18,7 @@ from torch import nn
 
 from kgorch.worker import object_variables
 from kgorch.worker.audit.script_objects import CLOSED
+from kgorch.worker.audit.untracked_state import version_of
 from kgorch.worker.script_code import is_own_class
 
 MOST_OBJECTS, DEEPEST = 100, 3
@@ -101,9 +102,10 @@ def _tensors_in(table: Mapping[str, Any]) -> list[Any]:
 
 def _mark(value: Any) -> Any:
     if type(value) is torch.Tensor:
-        return value._version
+        return version_of(value)
     if type(value) is np.ndarray:
-        return value.size, [value.flat[at].tobytes() for at in (0, -1) if value.size]
+        ends = [value.flat[at] for at in (0, -1) if value.size]
+        return value.size, [id(item) if value.dtype.hasobject else item.tobytes() for item in ends]
     if type(value) in DICTS:
         return [(id(item), _mark(item)) for item in _tensors_in(value)]
     if type(value) is set:

@@ -178,6 +178,18 @@ def test_an_average_of_the_weights_is_named_whether_a_module_or_a_dict_in_an_obj
     assert training.found == ["`ema` (AveragedModel)", "`average.shadow` (2 tensors)"]
 
 
+def test_a_tensor_of_an_object_in_a_dict_is_named_by_its_whole_path(net, optimizer):
+    holders = {"a": SlottedAverage(net), "b": [torch.zeros(2), torch.zeros(2)]}
+    holders["a"].shadow = torch.zeros(2)
+    training = Training(net=net, optimizer=optimizer)
+    for _ in range(2):
+        train(net, optimizer)
+        holders["a"].shadow.add_(1)
+        torch._foreach_add_(holders["b"], 1)
+        training.step()
+    assert training.found == ["`holders['a'].shadow` (tensor)", "`holders['b']` (2 tensors)"]
+
+
 def test_a_scaler_a_generator_and_a_tensor_are_named_and_what_rests_is_not(net, optimizer):
     scaler, chance, draws = torch.amp.GradScaler("cpu"), torch.Generator(), np.random.default_rng(1)
     total, idle = torch.zeros(1), random.Random(5)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+from types import SimpleNamespace
 
 import pytest
 import torch
-from small_trainings import lightning_module, lightning_trainer_of, numbers, weights_of, whole_and_resumed
+from small_trainings import Annealed, lightning_module, lightning_trainer_of, numbers, weights_of, whole_and_resumed
 from torch.utils.data import DataLoader, Dataset
 
-from kgorch.worker.integrations import lightning_metrics
+from kgorch.worker.integrations import metric_states
+from kgorch.worker.integrations.attribute_search import Root
+from kgorch.worker.integrations.own_attributes import OwnAttributes
 
 pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.filterwarnings("ignore")]
 
@@ -151,6 +154,106 @@ def test_what_metrics_of_a_module_have_collected_in_a_cut_epoch_goes_on_in_light
     assert resumed == whole
 
 
+def metrics_of(torchmetrics):
+    """One of each kind, in what holds them: alone, in a collection, a dict, a list, around others."""
+    binary = importlib.import_module("torchmetrics.classification")
+    return SimpleNamespace(
+        alone=torchmetrics.MeanMetric(),
+        group=torchmetrics.MetricCollection([binary.BinaryPrecision(), binary.BinaryRecall()]),
+        table={"max": torchmetrics.MaxMetric(), "all": torchmetrics.CatMetric()},
+        items=[torchmetrics.SumMetric()],
+        running=torchmetrics.RunningMean(window=3),
+        extremes=torchmetrics.MinMaxMetric(torchmetrics.MeanMetric()),
+        tracked=torchmetrics.MetricTracker(torchmetrics.MeanMetric(), maximize=True),
+    )
+
+
+def update(metrics, values):
+    value = float(values.mean())
+    for metric in (metrics.alone, *metrics.table.values(), *metrics.items, metrics.running, metrics.extremes):
+        metric.update(value)
+    metrics.extremes.compute()
+    metrics.group.update(torch.sigmoid(values.flatten() + 0.3), (values.flatten() > -0.4).int())
+    metrics.tracked.update(value)
+
+
+def computed(metrics):
+    one = {name: float(value) for name, value in metrics.group.compute().items()}
+    several = [metrics.alone, *metrics.table.values(), *metrics.items, metrics.running]
+    return [
+        one,
+        *(metric.compute().tolist() for metric in several),
+        {name: float(value) for name, value in metrics.extremes.compute().items()},
+        metrics.tracked.compute_all().tolist(),
+    ]
+
+
+@pytest.mark.parametrize("cut_at", [4, 8, 13])
+def test_metrics_around_a_trainer_of_transformers_go_on(transformers, carried, cut_at):
+    torchmetrics = pytest.importorskip("torchmetrics")
+
+    class Trainer(transformers.Trainer):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            made = metrics_of(torchmetrics)
+            self.alone, self.group, self.table, self.items = made.alone, made.group, made.table, made.items
+            self.running, self.extremes, self.tracked = made.running, made.extremes, made.tracked
+
+        def compute_loss(self, model, inputs, **_):
+            out = model(inputs["x"])
+            update(self, out.detach())
+            return ((out - 1) ** 2).mean() * (1 + self.running.compute())
+
+    class Tracks(transformers.TrainerCallback):
+        def __init__(self):
+            self.trainer, self.mean = None, torchmetrics.MeanMetric()
+
+        def on_epoch_begin(self, *_, **__):
+            self.trainer.tracked.increment()
+
+        def on_step_end(self, _, state, __, **___):
+            self.mean.update(state.global_step)
+
+    def script():
+        torch.manual_seed(3)
+        model, callback = Annealed(), Tracks()
+        arguments = transformers.TrainingArguments(
+            "out", use_cpu=True, report_to=[], per_device_train_batch_size=2, disable_tqdm=True, seed=3,
+            remove_unused_columns=False, save_strategy="no", num_train_epochs=3,
+        )  # fmt: skip
+        data = [{"x": torch.tensor([float(number) - 5])} for number in range(12)]
+        callback.trainer = Trainer(model, arguments, train_dataset=data, callbacks=[callback])
+        callback.trainer.train()
+        return weights_of(model), computed(callback.trainer), float(callback.mean.compute())
+
+    whole, resumed = whole_and_resumed(carried, script, cut_at)
+    assert resumed == whole
+
+
+def test_a_metric_beside_what_is_none_is_named():
+    torchmetrics = pytest.importorskip("torchmetrics")
+
+    class Holds:
+        def __init__(self):
+            self.mixed = None
+
+    told, thing = [], Holds()
+    thing.mixed = {"mean": torchmetrics.MeanMetric(), "name": "a"}
+    saves = OwnAttributes([Root("thing", thing)], (), (), "cpu", told.append)
+    assert saves.state() == [["thing", {}, {}, {}, {}]] and not told
+    thing.mixed["mean"].update(1.0)
+    assert saves.state() == [["thing"]] and "thing (mixed)" in told[0]
+
+
+@pytest.mark.parametrize("length", [10**9, 0, -1, True, "2"])
+def test_a_tracker_has_no_length_of_a_stranger(length):
+    torchmetrics = pytest.importorskip("torchmetrics")
+    tracker = torchmetrics.MetricTracker(torchmetrics.MeanMetric(), maximize=True)
+    tracker.increment()
+    metric_states.put_back(tracker, {"": {"length": length}})
+    assert len(tracker) == 2, "the metric that it copies, and a copy"
+
+
 @pytest.mark.parametrize(
     "state",
     [
@@ -166,6 +269,6 @@ def test_a_state_of_a_metric_from_a_stranger_is_left_out(state):
     torchmetrics = pytest.importorskip("torchmetrics")
     module = torch.nn.ModuleDict({"mean": torchmetrics.MeanMetric()})
     before = {name: getattr(module["mean"], name).clone() for name in module["mean"]._defaults}
-    lightning_metrics.put_back(module, {"mean": state, "none": state})
-    lightning_metrics.put_back(module, state)
+    metric_states.put_back(module, {"mean": state, "none": state})
+    metric_states.put_back(module, state)
     assert before == {name: getattr(module["mean"], name) for name in before} and module["mean"]._update_count == 0

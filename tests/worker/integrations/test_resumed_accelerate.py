@@ -212,6 +212,21 @@ def test_a_loop_over_next_fails_where_its_epochs_are_done_and_says_why(accelerat
     assert "take the batches by a `for` loop" in str(stopped.value)
 
 
+@pytest.mark.parametrize(("steps", "is_told"), [(49, False), (60, True)])
+def test_a_program_that_iterates_no_loader_is_told_that_none_of_it_is_saved(accelerated, capfd, steps, is_told):
+    """As one that learns from a replay memory: it trained for hours, and nothing said so."""
+
+    def script(accelerator):
+        model = nn.Linear(1, 1)
+        model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 0.1))
+        for _ in range(steps):
+            train_batch(accelerator, model, optimizer, [torch.ones(2, 1)])
+
+    accelerated(script)
+    assert ("belong to no loop" in accelerated.session.exactness.get("outside", "")) == is_told
+    assert capfd.readouterr().err.count("none of them is counted or saved") == is_told
+
+
 @pytest.mark.parametrize("cut_at", [2, 3])
 def test_steps_outside_of_every_loop_are_taken_again_until_the_cut(accelerated, cut_at):
     def script(accelerator):

@@ -545,7 +545,35 @@ def test_an_object_whose_list_begins_anew_begins_anew_as_a_whole(accelerated, ki
         accelerated(script, 8)
     assert not any(path.endswith(" memory") for path in cut.value.saved._own["remembered"].get("moved", {}))
     place, length = accelerated(script, saved=cut.value.saved)[1]
+    changing = "means" if kind == "table" else "items"
+    assert f"memory (place; {changing} changes)" in accelerated.session.exactness["objects"], "it may count to an end"
     assert kind != "list" or place == length
+
+
+def test_arrays_of_objects_and_tensors_of_an_inference_end_no_training(accelerated):
+    """Each ended a good program with an error of kgorch's own."""
+
+    class Evaluates:
+        def __init__(self):
+            self.rounds, self.predictions = 0, None
+
+        @torch.inference_mode()
+        def run(self, model):
+            self.rounds, self.predictions = self.rounds + 1, model(torch.ones(2, 1))
+
+    def script(accelerator):
+        held = {"count": 0, "files": np.array(["a", None, "b"], dtype=object), "rows": np.zeros(2, dtype=[("x", "i4")])}
+        evaluates = Evaluates()
+        model, optimizer, train = prepared(accelerator, 12)
+        for _ in range(3):
+            for batch in train:
+                train_batch(accelerator, model, optimizer, batch)
+                held["count"] += 1
+            evaluates.run(model)
+        return held["count"], evaluates.rounds, weights_of(model)
+
+    (_, whole), (_, resumed) = whole_and_resumed(accelerated, script, 8)
+    assert resumed == whole and whole[:2] == (18, 3)
 
 
 def test_a_handle_of_an_object_is_not_given_back_and_a_score_is(accelerated):
