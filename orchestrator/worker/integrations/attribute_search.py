@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Set
-from types import FunctionType, ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
 from torch import nn
@@ -109,7 +110,7 @@ class AttributeSearch:
             parts = thing.named_modules() if is_module else [("", thing)]
             for path, part in parts:
                 one = root._replace(label=f"{root.label}.{path}" if path else root.label, thing=part)
-                is_own = is_module or root.of_library or is_own_class(type(part)) or _is_closure(part)
+                is_own = is_module or root.of_library or _is_own(part) or _is_closure(part)
                 if id(part) in found or not is_own or (is_module and not self.attributes(one)):
                     continue
                 if len(found) == MOST_OBJECTS:
@@ -122,7 +123,7 @@ class AttributeSearch:
                     for name, held in self.attributes(one).items()
                     for path, value in _with_items(name, held)
                     if not isinstance(value, type) and id(value) not in self._known and not values_of.is_generator(value)
-                    and (is_own_class(type(value)) or isinstance(value, nn.Module) or has_own_count(value))
+                    and (_is_own(value) or isinstance(value, nn.Module) or has_own_count(value))
                 )  # fmt: skip
         return list(found.values())
 
@@ -160,6 +161,11 @@ def _is_variable(name: str, value: Any) -> bool:
         and not name.startswith("__")
         and (isinstance(value, str | bytes) or not values_of.is_fixed(value) or has_own_count(value))
     )
+
+
+def _is_own(thing: Any) -> bool:
+    """Whether its attributes are the script's."""
+    return isinstance(thing, SimpleNamespace | argparse.Namespace) or is_own_class(type(thing))
 
 
 def _is_closure(thing: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import copy
 import functools
@@ -38,6 +39,7 @@ LONGEST_LISTING = 1_000_000
 SPECIAL_TABLES = (collections.OrderedDict, collections.defaultdict, collections.Counter)
 TABLES = (dict, *SPECIAL_TABLES)
 LISTS = (list, tuple, deque)
+BYTES = (bytearray, array.array)
 
 
 def is_value(value: Any) -> bool:
@@ -149,15 +151,22 @@ def mark_of_other(value: Any, known: Collection[int]) -> Any:
     Args:
         known: ids of objects that are saved by themselves.
     """
-    size = len(value) if isinstance(value, list | dict | set | deque) else 0
+    size = len(value) if isinstance(value, (list, dict, set, deque, *BYTES)) or _is_frame(value) else 0
     items = list(_items_of(value))
     generators = [generator_states.state_of(item) for item in items if is_generator(item)]
     states = [mark(state_of(item)) for item in items if id(item) not in known and has_state(item)]
     numbers = [item for item in items if type(item) in (bool, int, float)]
     arrays = [item for item in items if is_array(item)]
     samples = [array_sample(item) for item in arrays[:: max(1, len(arrays) // COMPARED)][:COMPARED]]
+    states += [zlib.crc32(item) for item in items if isinstance(item, BYTES)]
     states += [mark(metric_states.states_of(item)) for item in items if metric_states.is_metric(item)]
     return id(value), size, numbers, samples, content_of(tensors_in(value)), generators, states
+
+
+def _is_frame(value: Any) -> bool:
+    """Whether it is a table of pandas, whose rows are counted, or an array of objects."""
+    is_of_objects = isinstance(value, np.ndarray) and value.dtype.hasobject and value.ndim > 0
+    return is_of_objects or (type(value).__module__.partition(".")[0] == "pandas" and hasattr(type(value), "iloc"))
 
 
 def is_iterator(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import dataclasses
 import importlib
@@ -9,6 +10,7 @@ import itertools
 import json
 import random
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -288,6 +290,48 @@ def test_objects_with_slots_go_on():
     entry[1]["new"] = 1
     looked_at(other, told).put_back(state)
     assert not hasattr(other.items[0], "new")
+
+
+class Rows(list):
+    """A list of the script's own kind, whose items no checkpoint holds."""
+
+
+@pytest.mark.parametrize(
+    ("value", "change"),
+    [
+        (Rows(), lambda rows: rows.append("a")),
+        (bytearray(b"a"), lambda text: text.extend(b"b")),
+        (array.array("d", [1.0, 2.0]), lambda numbers: numbers.append(3.0)),
+        ({"name": "a", "bytes": bytearray(2)}, lambda table: table["bytes"].__setitem__(0, 1)),
+    ],
+    ids=["own list", "bytes", "numbers", "bytes in a dict"],
+)
+def test_other_things_that_change_in_place_are_named(value, change):
+    told, holder = [], Holder()
+    holder.table = value
+    saves = looked_at(holder, told)
+    assert saves.state()[0] == ["thing", {}, {}, {}, {}] and not told
+    change(value)
+    assert saves.state()[0] == ["thing"] and "thing (table)" in told[0]
+
+
+def test_a_frame_of_pandas_that_grows_in_place_is_named():
+    pandas, told, holder = pytest.importorskip("pandas"), [], Holder()
+    holder.table = pandas.DataFrame({"a": [1]})
+    saves = looked_at(holder, told)
+    saves.state()
+    holder.table.loc[1] = 2
+    assert saves.state() == [["thing"]] and "thing (table)" in told[0]
+
+
+def test_a_namespace_goes_on_as_an_object_of_the_scripts():
+    told, trained, other = [], Holder(), Holder()
+    for holder in (trained, other):
+        holder.inner = SimpleNamespace(number=0, tensor=torch.zeros(1), name="a")
+    saves = looked_at(trained, told)
+    trained.inner.number, trained.inner.tensor[0] = 3, 2.0
+    looked_at(other, told).put_back(saves.state())
+    assert (other.inner.number, other.inner.tensor.item(), other.inner.name) == (3, 2.0, "a") and not told
 
 
 def counter(start=0):
