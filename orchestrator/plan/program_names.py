@@ -7,6 +7,7 @@ methods, which are what a call gives, or else their defaults. What differs from 
 from __future__ import annotations
 
 import ast
+import fnmatch
 import functools
 import itertools
 import operator
@@ -15,7 +16,7 @@ import string
 from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
-MAX_DEPTH, MOST_LOOKS = 12, 1000
+MAX_DEPTH, MOST_LOOKS = 24, 1000
 """Limits of one search: names that are followed one through another, and expressions."""
 
 MOST_LENGTH = 4096
@@ -227,6 +228,8 @@ class ProgramNames:
                 return "/".join(self.text(argument, depth - 1) for argument in (owner, *arguments))
             case ast.Call(func=ast.Attribute(value=owner, attr="with_suffix"), args=[suffix]):
                 return re.sub(r"\.[^./]*$", "", self.text(owner, depth - 1)) + self.text(suffix, depth - 1)
+            case ast.Call(func=ast.Attribute(value=owner, attr="with_name"), args=[name]):
+                return re.sub(r"[^/]*$", "", self.text(owner, depth - 1)) + self.text(name, depth - 1)
             case ast.Call(
                 func=ast.Attribute(value=between, attr="join"), args=[ast.List(elts=parts) | ast.Tuple(elts=parts)]
             ):
@@ -356,7 +359,7 @@ class ProgramNames:
             given.sort(key=lambda text: (not DIFFERS.search(text), "best" in text.lower()))
             assigned = (self.text(value, depth - 1) for value in _newest_first(self._values.get(scope, ()), node))
             if texts := [*itertools.islice(assigned, MOST_CALLS), *given]:
-                return next((text for text in texts if text != "*"), "*")
+                return _first_of([text for text in texts if text != "*"])
             if function is None:
                 break
             function = self._inside.get(function)
@@ -380,7 +383,8 @@ def _newest_first(assigned: Sequence[_Assigned], node: ast.Name) -> Iterator[ast
     others = sorted((item for item in assigned if node not in item.own), key=operator.attrgetter("at"))
     here = node.lineno, node.col_offset
     yield from (item.value for item in reversed(others) if item.at < here)
-    yield from (item.value for item in others if item.at >= here)
+    if len(others) == len(assigned):  # else it is what it was before, and no assignment behind it
+        yield from (item.value for item in others if item.at >= here)
 
 
 def spellings(option: ast.Call) -> list[str]:
@@ -393,6 +397,16 @@ def is_switch(option: ast.Call) -> bool:
     """Whether an option takes no value."""
     is_click = any(isinstance(item, ast.Constant) and "/" in str(item.value) for item in option.args)
     return is_click or any(item.arg in ("action", "is_flag") for item in option.keywords)
+
+
+def _first_of(texts: Sequence[str]) -> str:
+    """The first. Of one that becomes another where it is taken (`exp`, then `exp2`) that part is any: it differs by the run, and
+    not from save to save."""
+    first = next(iter(texts), "*")
+    others = (text for text in texts if text != first and DIFFERS.search(text) and fnmatch.fnmatchcase(first, text))
+    if (other := next(others, "")) and not DIFFERS.search(first):
+        return "/".join("*" if DIFFERS.search(part) else part for part in other.split("/"))
+    return first
 
 
 def _is_same(assigned: _Assigned, first: ast.expr) -> bool:

@@ -23,15 +23,21 @@ LEAST_S, LONGEST_S = 10.0, 60.0
 
 def stand_in_folder(workdir: Path, folder: Path, places: Iterable[str]) -> Path:
     """Fill `folder` with links to the entries of `workdir`, without those that `places` are in. Raises: OSError."""
-    shapes = [place.partition("/")[0] for place in places]
+    places = list(places)
     folder.mkdir(parents=True, exist_ok=True)
     for entry in workdir.iterdir():
-        if (
-            not any(fnmatch.fnmatchcase(entry.name, shape) for shape in shapes)
-            and not (folder / entry.name).is_symlink()
-        ):
+        if not any(_holds(entry, place) for place in places) and not (folder / entry.name).is_symlink():
             (folder / entry.name).symlink_to(entry)
     return folder
+
+
+def _holds(entry: Path, place: str) -> bool:
+    """Whether checkpoints at that place would lie in the entry. A first part that names no folder (`*`) is that of one that has
+    some: otherwise all of them would be, the program as well."""
+    first, _, rest = place.partition("/")
+    if not fnmatch.fnmatchcase(entry.name, first):
+        return False
+    return bool(first.strip("*")) or (bool(rest) and next(entry.glob(rest), None) is not None)
 
 
 def launch_fields(stage: StageSection, root: Path, workdir: Path, processes: int) -> dict[str, Any]:

@@ -578,3 +578,47 @@ def test_what_continues_a_program_stands_before_the_words_that_it_takes_whatever
     assert stage.foreign.again == ["--resume", *words[3:]] and stage.foreign.first == words[3:]
     whole = parse(plan_text("t.py", words, inspect("print(1)\n" + source.partition("\n")[0], words)), "plan.toml")
     assert whole.stage[0].argv == words
+
+
+YOLO = """
+import argparse, torch
+from pathlib import Path
+
+def increment_path(path):
+    path = Path(path)
+    for n in range(2, 100):
+        if not path.exists():
+            return path
+        path = path.with_name(f"exp{n}")
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--project", default="runs/train")
+parser.add_argument("--name", default="exp")
+parser.add_argument("--exist-ok", action="store_true")
+parser.add_argument("--resume", nargs="?", const=True, default=False)
+opt = parser.parse_args()
+
+def main(opt):
+    if opt.resume:
+        save_dir = Path(opt.resume).parent.parent
+    else:
+        save_dir = Path(opt.project) / opt.name if opt.exist_ok else increment_path(Path(opt.project) / opt.name)
+    w = save_dir / "weights"
+    last, best = w / "last.pt", w / "best.pt"
+    for epoch in range(3):
+        torch.save({"model": 1}, last)
+        torch.save({"model": 1}, best)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        ((), "runs/train/*/weights/last.pt"),
+        (("--exist-ok", "--name", "mine"), "runs/train/mine/weights/last.pt"),
+    ],
+)
+def test_a_folder_that_is_numbered_where_it_is_taken_is_any(words, place):
+    """As YOLO's `runs/train/exp`, then `exp2`: `*/*/weights` was the place, and `kgorch check` found no program in its folder."""
+    stage = parse(plan_text("train.py", words, inspect(YOLO, words)), "plan.toml").stage[0]
+    assert stage.foreign.checkpoint == place and stage.foreign.again == ["--resume", "{checkpoint}"]
