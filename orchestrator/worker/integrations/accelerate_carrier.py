@@ -17,6 +17,7 @@ Those that are prepared within an epoch have no part in this: a resumed session 
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import sys
@@ -29,6 +30,7 @@ from torch.utils.data import DataLoader
 
 from kgorch.errors import CannotRestore
 from kgorch.worker import session_end
+from kgorch.worker.audit.script_objects import frames_of_script
 from kgorch.worker.integrations import carrier
 from kgorch.worker.integrations.accelerate_loader import WITHIN, StepLoader, follow_in_place
 from kgorch.worker.integrations.accumulation_windows import AccumulationWindows
@@ -67,6 +69,9 @@ NO_LOOP = (
     "the script's steps belong to no loop over a loader that Accelerate has prepared: none of them is counted or saved; with"
     " `attach()` and `session.boundary()` they are (docs/your-training.md)"
 )
+
+MOST_OF_STEP = 256
+"""Batches of a step."""
 
 MOST_BEFORE = 50
 """Steps before the first loop over a loader, as of a warm-up."""
@@ -125,6 +130,7 @@ class AccelerateCarrier:
         self.has_started = self.is_begun = self.is_freed = False
         self._has_stepped = self._has_boundary = self._is_second = self._is_inner_asked = False
         self._steps_before = 0  # of the first loop over a loader
+        self._without_step = 0  # batches of epochs that are done since an optimizer was asked to step
         self._is_replay_told = False
         self.loaders: dict[str, StepLoader] = {}
         self._earlier: list[StepLoader] = []  # prepared before the first optimizer
@@ -346,8 +352,12 @@ class AccelerateCarrier:
             if is_epoch:
                 self._left -= 1
                 self._numbers.set_back()
+            self._without_step += is_epoch
             # An epoch that an `except StopIteration` begins is one of a loop that counts steps: it would count too many.
             return "nothing" if is_epoch and isinstance(sys.exception(), StopIteration) else "one"
+        if self.is_replaying and self._is_within_step():
+            self._without_step += 1
+            return "one"
         if not was_begun:
             self.begin()
         is_trained = self._is_trained(loader, number)
@@ -380,6 +390,12 @@ class AccelerateCarrier:
         if not self.is_replaying or not number:
             return "nothing"
         is_place = self._saved_at is not None and self._saved_at[:2] == [loader.name, number]
+        if self._begins(loader, number):
+            if self._is_within_step():
+                self._without_step += 1
+                return "one"
+            self.begin()
+            return "place"
         if self.session.resumed.is_finished:
             if self.is_driver(loader) and (is_place or self._left <= 0):
                 self.begin()
@@ -389,6 +405,13 @@ class AccelerateCarrier:
         elif self._saved_at and is_place and self._saved_at[2]:
             self._restore_numbers()  # before the code between two epochs; all else with the next epoch
         return "nothing"
+
+    def _is_within_step(self) -> bool:
+        """Whether the script has taken a part of a step's batches from a generator of its own (`cycle(loader)`), which gave it one
+        for each epoch that is done: the place is one between two steps."""
+        if not 0 < self._without_step < MOST_OF_STEP:
+            return False
+        return any(frame.f_code.co_flags & inspect.CO_GENERATOR for frame in frames_of_script()[:1])
 
     def _begins(self, loader: StepLoader, number: int) -> bool:
         """Whether the session goes on with this iteration, and not after it."""
@@ -417,6 +440,7 @@ class AccelerateCarrier:
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step. In an epoch that is done its step has no effect: it finds no gradients. One around another
         optimizer (SAM) finds zeros, for it computes with them; the other one finds none."""
+        self._without_step = 0
         for outer in map(_inner, self._accelerator._optimizers) if self.is_replaying else ():
             within = [item for item in vars(outer).values() if isinstance(item, torch.optim.Optimizer)]
             if optimizer is outer or any(optimizer is item for item in within):

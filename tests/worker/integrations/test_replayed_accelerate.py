@@ -505,3 +505,46 @@ def test_the_best_file_stays_the_best_however_a_script_comes_by_it(accelerated, 
     assert written() == uncut and "not trained" not in capfd.readouterr().err
     held[-3]("later", folder / "newest")  # of an epoch that was done
     assert torch.load(folder / "newest") == "later"
+
+
+def cycle(loader):
+    while True:
+        yield from loader
+
+
+class CountsSteps:
+    """As the trainers of diffusion models: its steps take their batches from a loader without an end."""
+
+    def __init__(self, accelerator, accumulate):
+        self.accelerator, self.accumulate, self.step = accelerator, accumulate, 0
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+        self.model, self.optimizer, loader = accelerator.prepare(
+            model, optimizer, DataLoader(numbers(10), 2, shuffle=True)
+        )
+        self.batches = cycle(loader)
+
+    def train(self, steps):
+        while self.step < steps:
+            for _ in range(self.accumulate):
+                batch = next(self.batches)
+                self.accelerator.backward(((self.model(batch[0] / 10) - 1) ** 2).mean() / self.accumulate)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.step += 1
+        return self
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+@pytest.mark.parametrize("cut_at", [1, 2, 3, 4, 5, 7, 8])
+def test_a_loop_that_counts_steps_over_a_loader_without_an_end_begins_where_a_step_does(
+    accelerated, accumulate, cut_at
+):
+    """After an odd number of epochs it stood in the middle of a step, and all later steps had other batches."""
+
+    def script(accelerator):
+        trainer = CountsSteps(accelerator, accumulate).train(9)
+        return trainer.step, weights_of(trainer.model)
+
+    whole, resumed = whole_and_resumed(accelerated, script, cut_at)
+    assert resumed == whole and whole[1][0] == 9
