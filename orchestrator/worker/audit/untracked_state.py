@@ -253,16 +253,21 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 
 def _reached_from(thing: Any) -> set[int]:
-    """Ids of what the object refers to: by attributes, containers, and the functions of its class."""
+    """Ids of what the object refers to: by attributes, containers, and the functions of its class; of one that saves what others
+    hold (own_attributes.py) those of these."""
     visited: dict[int, Any] = {}
+    besides = set[int]()
     waiting = [thing]
     while waiting and len(visited) < MOST_REACHED:
         item = waiting.pop()
         if id(item) in visited or isinstance(item, str | bytes | int | float | types.ModuleType | None):
             continue
         visited[id(item)] = item
-        waiting.extend(_references_of(item))
-    return set(visited)
+        if isinstance(getattr(type(item), "looked_at", None), property):
+            besides |= item.looked_at
+        else:
+            waiting.extend(_references_of(item))
+    return besides.union(visited)
 
 
 def _references_of(thing: Any) -> Iterator[Any]:

@@ -34,7 +34,7 @@ from kgorch.worker.audit.script_objects import frames_of_script
 from kgorch.worker.integrations import carrier
 from kgorch.worker.integrations.accelerate_loader import WITHIN, StepLoader, follow_in_place
 from kgorch.worker.integrations.accumulation_windows import AccumulationWindows
-from kgorch.worker.integrations.attribute_search import Root
+from kgorch.worker.integrations.attribute_search import Root, running_roots
 from kgorch.worker.integrations.kept_files import KeptFiles
 from kgorch.worker.integrations.own_attributes import OwnAttributes
 from kgorch.worker.integrations.own_state import OwnState
@@ -44,13 +44,14 @@ from kgorch.worker.session import Session
 from kgorch.worker.wrappers import unwrapped
 
 NOTE = (
-    "Accelerate: numbers in variables of the script's functions, dicts and objects go on, and numbers and tensors in attributes of"
-    " the models' modules; its lists, objects with lists that change, and all else begin anew in each session, with what the epochs"
-    " that are run through once more have put there"
+    "Accelerate: what goes on of the script are numbers in variables of its functions and in dicts there, objects of its classes"
+    " with their numbers, tensors and lists, modules, averages, schedules and random generators in variables, and numbers and"
+    " tensors in attributes of the models' modules; lists, tensors and bools in variables, dicts with lists that change, and all"
+    " else begin anew in each session, with what the epochs that are run through once more have put there"
 )
 
 ATTRIBUTES = "attributes"
-"""Name under which those of the models' modules are tracked."""
+"""Name under which those of the models' modules and of the script's objects are tracked."""
 
 REPLAY = (
     "the script runs through the epochs that are done with one batch each; files that torch.save and save_pretrained have written"
@@ -266,13 +267,19 @@ class AccelerateCarrier:
             custom["further_weights"] = further
         scaler = getattr(self._accelerator, "scaler", None)
         optimizers = [_inner(item) for item in accelerator._optimizers]
+        prepared = (
+            accelerator, scaler, *accelerator._models, *accelerator._optimizers, *accelerator._schedulers, *accelerator.trackers,
+            *accelerator._dataloaders, *accelerator._custom_objects, *self.loaders.values(), *self.things.values(),
+        )  # fmt: skip
         if not self.session.resumed or ATTRIBUTES in self.session.resumed.names:  # earlier versions had none
-            custom[ATTRIBUTES] = OwnAttributes(
+            custom[ATTRIBUTES] = attributes = OwnAttributes(
                 [*(Root(f"model{number}", item) for number, item in enumerate(accelerator._models)),
-                 *(Root(f"optimizer{number}", item) for number, item in enumerate(optimizers))], (accelerator,),
+                 *(Root(f"optimizer{number}", item) for number, item in enumerate(optimizers)),
+                 *running_roots({id(item) for item in prepared})], prepared,
                 [*accelerator._models, *optimizers], accelerator.device,
                 lambda left: self.session.note_exactness(attributes=left), of_loaders=lambda: self.session.generators_of_loaders,
             )  # fmt: skip
+            self._numbers.saved_besides = attributes.looked_at
         self.session.track(**things, **custom, **({"scaler": scaler} if scaler is not None else {}))
         self._restore_numbers()
 

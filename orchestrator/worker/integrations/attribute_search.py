@@ -6,17 +6,17 @@ from __future__ import annotations
 import argparse
 import inspect
 import itertools
-from collections import deque
-from collections.abc import Iterable, Iterator, Set
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Set
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from kgorch.worker.audit.script_objects import frames_of_script
+from kgorch.worker.audit.script_objects import CLOSED, frames_of_script
 from kgorch.worker.audit.script_objects import variables_of as variables_of_frame
-from kgorch.worker.data.loader_search import parts_of
+from kgorch.worker.data.loader_search import generator_types, parts_of
 from kgorch.worker.integrations import attribute_values as values_of
 from kgorch.worker.integrations import script_modules
 from kgorch.worker.object_variables import has_own_count, shared_names_in, variables_of
@@ -49,6 +49,8 @@ class Root(NamedTuple):
         has_all: all of its variables count, and not only those that code of the script sets as attributes; of a module or class not
             the numbers that no function sets, and not what the data of the training use: a resume reads batches again, which
             changes it once more.
+        is_running: held by a running function, and so perhaps the session's: none of its bools is state, which may say that this
+            session is to end, and no iterator, for those over loaders are followed.
     """
 
     label: str
@@ -57,6 +59,7 @@ class Root(NamedTuple):
     loader: str = ""
     of_library: bool = False
     has_all: bool = False
+    is_running: bool = False
 
 
 class SearchItem(Protocol):
@@ -119,7 +122,7 @@ class AttributeSearch:
                     break
                 found[id(part)] = one
                 waiting.extend(
-                    Root(f"{one.label}.{path}", value, root.is_callback, root.loader)
+                    Root(f"{one.label}.{path}", value, root.is_callback, root.loader, is_running=root.is_running)
                     for name, held in self.attributes(one).items()
                     for path, value in _with_items(name, held)
                     if not isinstance(value, type) and id(value) not in self._known and not values_of.is_generator(value)
@@ -165,7 +168,7 @@ def _is_variable(name: str, value: Any) -> bool:
 
 def _is_own(thing: Any) -> bool:
     """Whether its attributes are the script's."""
-    return isinstance(thing, SimpleNamespace | argparse.Namespace) or is_own_class(type(thing))
+    return issubclass(type(thing), SimpleNamespace | argparse.Namespace) or is_own_class(type(thing))
 
 
 def _is_closure(thing: Any) -> bool:
@@ -222,3 +225,33 @@ def script_roots(things: Iterable[Any]) -> Iterator[Root]:
     for function in dict.fromkeys(inspect.unwrap(item) for item in (*values, *methods) if type(item) is FunctionType):
         if _is_closure(function):
             yield Root(f"function {function.__qualname__}", function, has_all=True)
+
+
+def running_roots(known: Collection[int]) -> Iterator[Root]:
+    """What variables of the running functions hold: objects of the script's classes; modules, averages, schedules and random
+    generators.
+
+    The outer functions come first, and an object is known again by its class: a training goes on in another function, perhaps.
+
+    Args:
+        known: ids of what is left out.
+    """
+    counts, seen = Counter[str](), set(known)
+    for frame in reversed(frames_of_script()):
+        variables = variables_of_frame(frame) or (frame.f_globals if frame.f_code.co_name == "<module>" else {})
+        others = dict[str, Any]()
+        for name, value in list(variables.items()):
+            kind: Any = type(value)  # `isinstance` may run code of the value's
+            if name.startswith("__") or id(value) in seen or issubclass(kind, CLOSED):
+                continue
+            if issubclass(kind, (nn.Module, *generator_types())) or values_of.has_state(value):
+                others[name] = value
+            elif kind.__getattribute__ is object.__getattribute__ and _is_own(value):
+                counts[kind.__qualname__] += 1
+                yield Root(f"{kind.__qualname__} {counts[kind.__qualname__]}", value, is_running=True)
+            else:
+                continue
+            seen.add(id(value))
+        if others:
+            label = f"variables of {frame.f_code.co_qualname}"
+            yield Root(label, others, of_library=True, has_all=True, is_running=True)

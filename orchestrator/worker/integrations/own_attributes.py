@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -58,6 +59,7 @@ class _Object(NamedTuple):
     is_callback: bool
     loader: str
     has_all: bool
+    is_running: bool
     begun: dict[str, Any]
     kinds: dict[str, type]
     listings: dict[str, values_of.Listing]
@@ -128,6 +130,12 @@ class OwnAttributes:
             self._note(f"{WHAT}: {', '.join(left[:MOST_NAMED])}{more}" if left else "")
         return states
 
+    @property
+    def looked_at(self) -> set[int]:
+        """Ids of the objects whose state is saved, or that are named, and of their attributes' values."""
+        values = (value for item in self._objects for value in self._search.attributes(item).values())
+        return {id(value) for value in itertools.chain((item.thing for item in self._objects), values)}
+
     def count_tensors(self, before: dict[int, dict[str, Any]]) -> None:
         """Save the tensors that callbacks have made as the training began, as copies of its first weights: those of a later session
         are others, and change as little.
@@ -184,6 +192,8 @@ class OwnAttributes:
             begun, held = item.begun.get(name, NOT_THERE), values_of.held(value, storages)
             if self._is_known(value) or id(value) in of_loaders or (held and all(held)):
                 continue
+            if item.is_running and _is_of_session(value, begun):
+                continue
             if metric_states.is_metric(value):
                 if begun != values_of.mark(collected := metric_states.states_of(value)):
                     states[name] = values_of.saved(collected)
@@ -230,6 +240,8 @@ class OwnAttributes:
             changed.names or not item.is_callback or values_of.tensors_in(held_by_others)
             or values_of.has_arrays(held_by_others)
         )  # fmt: skip
+        if item.is_running and not (modules or generators or states) and {*map(type, values.values())} <= {*SCALARS}:
+            changed = changed._replace(values={})  # numbers alone are script_numbers.py's
         return changed if is_counted else changed._replace(others=[])
 
     def state_dict(self) -> dict[str, Any]:
@@ -337,7 +349,7 @@ class OwnAttributes:
                         there[key].copy_(tensors[key])
         elif value is not NOT_THERE and values_of.is_value(value):
             is_value = values_of.is_value(now) if name in own else not item.has_all
-            if is_value:
+            if is_value and not (item.is_running and bool in (type(now), type(value))):
                 _set(item.thing, name, values_of.renewed(now, value, self._device, in_place=id(now) in in_place))
 
     def _begun(self, root: Root) -> _Object:
@@ -363,7 +375,7 @@ class OwnAttributes:
                     listings[name] = values_of.Listing(value)
                 if values_of.is_special(value):
                     kinds[name] = type(value)
-        return _Object(*root[:4], root.has_all, begun, kinds, listings)
+        return _Object(*root[:4], root.has_all, root.is_running, begun, kinds, listings)
 
     def _is_known(self, value: Any) -> bool:
         """Whether it is looked at by itself. Of a list or dict of the script's own kind only its attributes are."""
@@ -410,6 +422,12 @@ class OwnAttributes:
         if tensors and values_of.are_of_graph(tensors):
             return True
         return not is_callback and bool(begun == self._mark_of_other(value))
+
+
+def _is_of_session(value: Any, begun: Any) -> bool:
+    """Whether what a running function holds may be this session's: a switch, which may say that it is to end; a handle, an integer
+    that was nothing before; an iterator, for those over loaders are followed."""
+    return type(value) is bool or values_of.is_iterator(value) or (type(value) is int and begun is None)
 
 
 def _set(thing: Any, name: str, value: Any) -> None:

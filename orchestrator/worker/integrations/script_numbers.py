@@ -82,6 +82,8 @@ class ScriptNumbers:
         """Paths that have led to different objects, and those of objects with a list that has changed."""
         self._with_lists: dict[str, tuple[list[str], dict[str, Number]]] = {}
         """Of these the lists, and the numbers that begin anew with them, as they were seen last."""
+        self.saved_besides: set[int] = set()
+        """Ids of objects that are saved with all that they hold, where a list in them changes (own_attributes.py)."""
         self._told: set[str] = set()
         self._said: list[str] = []
         self._set_back = 0
@@ -134,7 +136,7 @@ class ScriptNumbers:
                 self._left_alone.add(path)
             self._owners[path] = was, {**before, **buffers}
         for path, owner, values in found:
-            if path in self._with_lists and type(owner) is not FrameType:
+            if path in self._with_lists and type(owner) is not FrameType and id(owner) not in self.saved_besides:
                 self._tell(path, values)
         return [(path, owner, values) for path, owner, values in found if path not in self._left_alone]
 

@@ -1,0 +1,138 @@
+"""What variables of a script around Accelerate hold goes on: its objects with their lists and tensors, averages of the weights."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from cut_session import Cut
+from small_trainings import numbers, train_batch, weights_of, whole_and_resumed
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import DataLoader
+
+pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.filterwarnings("ignore")]
+
+
+def prepared(accelerator, count: int = 10):
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+    return accelerator.prepare(model, optimizer, DataLoader(numbers(count), 2, shuffle=True))
+
+
+class Shadow:
+    """An average by hand."""
+
+    def __init__(self, model):
+        self.weights, self.updates = [weight.detach().clone() for weight in model.parameters()], 0
+
+    def update(self, model):
+        self.updates += 1
+        for mean, weight in zip(self.weights, model.parameters(), strict=True):
+            mean.mul_(0.9).add_(weight.detach(), alpha=0.1)
+
+
+class Diffusion:
+    """As the trainers of diffusion models: a count of steps, a history, an average, batches without an end."""
+
+    def __init__(self, accelerator):
+        self.accelerator, self.step, self.losses, self.best = accelerator, 0, [], None
+        self.model, self.optimizer, loader = prepared(accelerator)
+        self.ema = copy.deepcopy(self.model).requires_grad_(False)
+        self.batches, self.shadow = self.endless(loader), Shadow(self.model)
+
+    def endless(self, loader):
+        while True:
+            yield from loader
+
+    def train(self, steps):
+        while self.step < steps:
+            train_batch(self.accelerator, self.model, self.optimizer, next(self.batches))
+            with torch.no_grad():
+                for mean, weight in zip(self.ema.parameters(), self.model.parameters(), strict=True):
+                    mean.lerp_(weight, 0.5)
+            self.shadow.update(self.model)
+            self.losses.append(float(self.model.weight))
+            self.best = min(self.losses)
+            self.step += 1
+        return self
+
+
+@pytest.mark.parametrize("cut_at", [1, 4, 5, 8, 13])
+def test_a_trainer_of_the_scripts_own_goes_on_with_its_history_and_averages(accelerated, cut_at):
+    """Its count of steps began anew for the sake of its list, and its average was lost."""
+
+    def script(accelerator):
+        trained = Diffusion(accelerator).train(17)
+        shadow = [weight.tolist() for weight in trained.shadow.weights]
+        weights = weights_of(trained.model), weights_of(trained.ema), shadow
+        return trained.step, trained.best, trained.losses, trained.shadow.updates, weights
+
+    (steps, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
+    assert resumed == whole and steps == whole[0] == len(whole[2]) == 17
+    assert not {"objects", "attributes"} & accelerated.session.exactness.keys()
+
+
+@pytest.mark.parametrize("cut_at", [3, 5, 9])
+def test_averages_schedules_and_generators_in_variables_go_on(accelerated, cut_at):
+    def trained(accelerator, model, optimizer, loader, average, schedule, chance):
+        for _ in range(3):
+            for batch in loader:
+                train_batch(accelerator, model, optimizer, batch)
+                average.update_parameters(model)
+                schedule.step()
+                torch.rand(1, generator=chance)
+
+    def script(accelerator):
+        model, optimizer, loader = prepared(accelerator)
+        average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        spare, chance = torch.optim.SGD([nn.Parameter(torch.ones(1))], 1.0), torch.Generator().manual_seed(1)
+        schedule = torch.optim.lr_scheduler.StepLR(spare, 4)
+        trained(accelerator, model, optimizer, loader, average, schedule, chance)
+        drawn = torch.rand(1, generator=chance).item()
+        return weights_of(model), weights_of(average), schedule.last_epoch, schedule.get_last_lr(), drawn
+
+    whole, resumed = whole_and_resumed(accelerated, script, cut_at)
+    assert resumed == whole and whole[1][2] == 15
+
+
+def test_a_switch_of_a_session_and_a_handle_stay_its_own_and_what_cannot_be_saved_stays_whole(accelerated):
+    """The flag of a handler of signals would end each session that follows."""
+
+    class Killer:
+        def __init__(self):
+            self.now, self.handle, self.seen, self.lines = False, None, [], {"a"}
+
+        def note(self, step):
+            self.now, self.handle = True, 7
+            self.seen.append(step)
+            self.lines.add(str(step))
+
+    class Plain:
+        def __init__(self):
+            self.now, self.handle, self.seen = False, None, []
+
+        def note(self, step):
+            self.now, self.handle = True, 7
+            self.seen.append(step)
+
+    def script(accelerator):
+        killer, plain = Killer(), Plain()
+        model, optimizer, loader = prepared(accelerator)
+        began = None
+        for _ in range(3):
+            for step, batch in enumerate(loader):
+                train_batch(accelerator, model, optimizer, batch)
+                began = began or (plain.now, plain.handle)
+                killer.note(step)
+                plain.note(step)
+        return began, len(plain.seen), len(killer.seen)
+
+    with pytest.raises(Cut) as cut:
+        accelerated(script, 8)
+    resumed = accelerated(script, saved=cut.value.saved)[1]
+    assert resumed[1] == 15 and resumed[2] < 15
+    objects = cut.value.saved._own["own"]["attributes"]["objects"]
+    saved = {label.rpartition(".")[2]: parts for label, *parts in objects}
+    assert saved["Plain 1"][0].keys() == {"seen"} and saved["Killer 1"] == []
