@@ -24,6 +24,8 @@ class Cut(BaseException):
 class Saved:
     """The state of a session in memory: a RestoreSource and its reader."""
 
+    __module__ = Session.__module__  # no object of the script's
+
     def __init__(self, session: CutSession, *, is_final: bool) -> None:
         state = session._state
         captured, position = state_codec.capture(state.tracked.things), state.position
@@ -69,6 +71,8 @@ class Saved:
 
 class CutSession(Session):
     """Args: cut_at: optimizer steps after which the training is cut. saved: what it continues from."""
+
+    __module__ = Session.__module__
 
     def __init__(self, cut_at: int | None = None, saved: Saved | None = None) -> None:
         super().__init__(None, None, is_guest=True)

@@ -272,14 +272,14 @@ class AccelerateCarrier:
             *accelerator._dataloaders, *accelerator._custom_objects, *self.loaders.values(), *self.things.values(),
         )  # fmt: skip
         if not self.session.resumed or ATTRIBUTES in self.session.resumed.names:  # earlier versions had none
-            custom[ATTRIBUTES] = attributes = OwnAttributes(
+            custom[ATTRIBUTES] = OwnAttributes(
                 [*(Root(f"model{number}", item) for number, item in enumerate(accelerator._models)),
-                 *(Root(f"optimizer{number}", item) for number, item in enumerate(optimizers)),
-                 *running_roots({id(item) for item in prepared})], prepared,
+                 *(Root(f"optimizer{number}", item) for number, item in enumerate(optimizers))], prepared,
                 [*accelerator._models, *optimizers], accelerator.device,
                 lambda left: self.session.note_exactness(attributes=left), of_loaders=lambda: self.session.generators_of_loaders,
+                running=lambda: running_roots({id(item) for item in prepared}),
             )  # fmt: skip
-            self._numbers.saved_besides = attributes.looked_at
+            self._numbers.saves_objects = True
         self.session.track(**things, **custom, **({"scaler": scaler} if scaler is not None else {}))
         self._restore_numbers()
 

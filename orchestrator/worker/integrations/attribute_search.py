@@ -102,10 +102,19 @@ class AttributeSearch:
             return self._names
         return (self._names if is_own_class(type(item.thing)) else self._names & self._names_on_others) - OF_MODULES
 
-    def objects(self) -> list[Root]:
-        """The roots, modules in them, and objects of the script's classes in attributes."""
+    def objects(self, roots: Iterable[Root] | None = None, *, but: Collection[int] = ()) -> list[Root]:
+        """The roots, modules in them, and objects of the script's classes in attributes.
+
+        Args:
+            roots: others than those of the beginning.
+            but: ids of objects that are looked at already.
+        """
         found = dict[int, Root]()
-        waiting = deque(sorted(self._roots, key=lambda root: isinstance(unwrapped(root.thing), nn.Module)))
+        waiting = deque(
+            sorted(
+                self._roots if roots is None else roots, key=lambda root: isinstance(unwrapped(root.thing), nn.Module)
+            )
+        )
         while waiting:
             root = waiting.popleft()
             thing = unwrapped(root.thing)
@@ -114,7 +123,7 @@ class AttributeSearch:
             for path, part in parts:
                 one = root._replace(label=f"{root.label}.{path}" if path else root.label, thing=part)
                 is_own = is_module or root.of_library or _is_own(part) or _is_closure(part)
-                if id(part) in found or not is_own or (is_module and not self.attributes(one)):
+                if id(part) in found or id(part) in but or not is_own or (is_module and not self.attributes(one)):
                     continue
                 if len(found) == MOST_OBJECTS:
                     self.too_many.append(f"{one.label} (more than {MOST_OBJECTS} objects)")

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from kgorch.worker.audit.script_objects import frames_of_script
 from kgorch.worker.audit.untracked_state import content_of, storage_of
 from kgorch.worker.data import generator_states
 from kgorch.worker.integrations import attribute_values as values_of
@@ -102,11 +103,13 @@ class OwnAttributes:
         device: where a tensor is put that this session has not made yet.
         note: is given what is not saved, in words; "" where nothing is left out any more.
         of_loaders: returns the random generators that are saved with the place of a loader.
+        running: returns what the running functions hold (`running_roots`), which comes and goes.
     """
 
     def __init__(
         self, roots: Iterable[Root], known: Iterable[Any], held: Iterable[Any], device: torch.device | str,
         note: Callable[[str], None], without: Iterable[str] = (), of_loaders: Callable[[], Iterable[Any]] = tuple,
+        running: Callable[[], Iterable[Root]] | None = None,
     ) -> None:  # fmt: skip
         self._known = {id(item) for item in known if item is not None}
         self._device, self._note, self._of_loaders = torch.device(device), note, of_loaders
@@ -117,11 +120,14 @@ class OwnAttributes:
         # modules have weights, which count wherever they are
         self._known |= {id(root.thing) for root in found if not isinstance(root.thing, nn.Module)}
         self._objects = [self._begun(root) for root in found]
+        self._lasting, self._running, self._is_followed = set(self._known), running, False
+        self._follow_running()
         self._clocks = [(clock, clock()) for clock in (time.time, time.monotonic)]
 
     def state(self) -> list[list[Any]]:
         """(label, values, tensors of modules, states of generators, states of other objects) of each object, as far as they have
         changed since the training began; the label alone of one that is left alone."""
+        self._follow_running()
         states, left = self._states(self._objects)
         left += [*self._search.too_many, *self._misfits]
         if left != self._left:
@@ -129,6 +135,38 @@ class OwnAttributes:
             more = f" and {len(left) - MOST_NAMED} more" if len(left) > MOST_NAMED else ""
             self._note(f"{WHAT}: {', '.join(left[:MOST_NAMED])}{more}" if left else "")
         return states
+
+    def _follow_running(self) -> None:
+        """Look at what the running functions hold now. When the script is over it is what they held last."""
+        if self._running is None or (self._is_followed and not frames_of_script()):
+            return
+        lasting = [item for item in self._objects if not item.is_running]
+        before = {_key(item): item for item in self._objects if item.is_running}
+        self._known.intersection_update(self._lasting)
+        found = self._search.objects(self._running(), but={id(item.thing) for item in lasting})
+        self._known |= {id(root.thing) for root in found if not isinstance(root.thing, nn.Module)}
+        self._objects = [*lasting, *(self._followed(root, before.get(_key(root))) for root in found)]
+        self._is_followed = True
+
+    def _followed(self, root: Root, before: _Object | None) -> _Object:
+        """An object of a running function. One that was made since the look before, as a meter of an epoch, is saved as a whole,
+        but for the weights of modules, which it may have read from a file."""
+        if before is not None and not isinstance(root.thing, dict):
+            return before._replace(label=root.label)
+        now, then = self._begun(root), before.thing if before else {}
+        if before is None and not self._is_followed:
+            return now
+        begun = before.begun if before else {}
+        same = {name for name, value in variables_of(root.thing).items() if then.get(name, NOT_THERE) is value}
+        begun = {name: mark for name, mark in begun.items() if name in same} | {
+            name: now.begun[name]
+            for name, value in self._search.attributes(root).items()
+            if name not in same
+            and name in now.begun
+            and isinstance(value, nn.Module)
+            and not metric_states.is_metric(value)
+        }
+        return now._replace(begun=begun)
 
     @property
     def looked_at(self) -> set[int]:
@@ -240,8 +278,11 @@ class OwnAttributes:
             changed.names or not item.is_callback or values_of.tensors_in(held_by_others)
             or values_of.has_arrays(held_by_others)
         )  # fmt: skip
-        if item.is_running and not (modules or generators or states) and {*map(type, values.values())} <= {*SCALARS}:
-            changed = changed._replace(values={})  # numbers alone are script_numbers.py's
+        has_more = modules or generators or states or not {*map(type, values.values())} <= {*SCALARS}
+        if item.is_running and item.begun and not has_more:
+            changed = changed._replace(
+                values={}
+            )  # numbers alone, of an object that is not new, are script_numbers.py's
         return changed if is_counted else changed._replace(others=[])
 
     def state_dict(self) -> dict[str, Any]:
@@ -428,6 +469,11 @@ def _is_of_session(value: Any, begun: Any) -> bool:
     """Whether what a running function holds may be this session's: a switch, which may say that it is to end; a handle, an integer
     that was nothing before; an iterator, for those over loaders are followed."""
     return type(value) is bool or values_of.is_iterator(value) or (type(value) is int and begun is None)
+
+
+def _key(item: Root | _Object) -> Any:
+    """By which an object of a running function is found again; its variables are another dict each time."""
+    return item.label if isinstance(item.thing, dict) else id(item.thing)
 
 
 def _set(thing: Any, name: str, value: Any) -> None:

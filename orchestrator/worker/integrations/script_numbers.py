@@ -19,7 +19,7 @@ import time
 import types
 from collections import Counter
 from collections.abc import Mapping
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -82,8 +82,8 @@ class ScriptNumbers:
         """Paths that have led to different objects, and those of objects with a list that has changed."""
         self._with_lists: dict[str, tuple[list[str], dict[str, Number]]] = {}
         """Of these the lists, and the numbers that begin anew with them, as they were seen last."""
-        self.saved_besides: set[int] = set()
-        """Ids of objects that are saved with all that they hold, where a list in them changes (own_attributes.py)."""
+        self.saves_objects = False
+        """Objects are saved with all that they hold, where a list in them changes (own_attributes.py)."""
         self._told: set[str] = set()
         self._said: list[str] = []
         self._set_back = 0
@@ -136,7 +136,8 @@ class ScriptNumbers:
                 self._left_alone.add(path)
             self._owners[path] = was, {**before, **buffers}
         for path, owner, values in found:
-            if path in self._with_lists and type(owner) is not FrameType and id(owner) not in self.saved_besides:
+            is_saved = self.saves_objects and type(owner) not in (*script_owners.DICTS, FunctionType)
+            if path in self._with_lists and type(owner) is not FrameType and not is_saved:
                 self._tell(path, values)
         return [(path, owner, values) for path, owner, values in found if path not in self._left_alone]
 

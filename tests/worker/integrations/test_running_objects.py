@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -95,6 +97,58 @@ def test_averages_schedules_and_generators_in_variables_go_on(accelerated, cut_a
 
     whole, resumed = whole_and_resumed(accelerated, script, cut_at)
     assert resumed == whole and whole[1][2] == 15
+
+
+class Meter:
+    """Of one epoch."""
+
+    def __init__(self, has_list):
+        self.total, self.count, self.values = 0.0, 0, [] if has_list else None
+
+    def update(self, value):
+        self.total, self.count = self.total + value, self.count + 1
+        if self.values is not None:
+            self.values.append(value)
+
+
+@pytest.mark.parametrize("cut_at", [2, 6, 8, 10, 13])
+@pytest.mark.parametrize("has_list", [False, True])
+def test_meters_that_each_epoch_makes_anew_have_the_values_of_their_epoch_alone(accelerated, cut_at, has_list):
+    def train_epoch(accelerator, model, optimizer, loader):
+        meter = Meter(has_list)
+        for batch in loader:
+            train_batch(accelerator, model, optimizer, batch)
+            meter.update(float(model.weight))
+        return meter.total, meter.count, meter.values
+
+    def script(accelerator):
+        model, optimizer, loader = prepared(accelerator)
+        return [train_epoch(accelerator, model, optimizer, loader) for _ in range(3)]
+
+    (_, whole), (_, resumed) = whole_and_resumed(accelerated, script, cut_at)
+    cut = cut_at // 5
+    assert resumed[cut:] == whole[cut:]
+
+
+def test_an_object_that_is_gone_is_held_no_longer(accelerated):
+    held = []
+
+    def train_epoch(accelerator, model, optimizer, loader):
+        meter = Meter(True)
+        held.append(weakref.ref(meter))
+        for batch in loader:
+            train_batch(accelerator, model, optimizer, batch)
+            meter.update(1.0)
+
+    def script(accelerator):
+        model, optimizer, loader = prepared(accelerator)
+        for _ in range(3):
+            train_epoch(accelerator, model, optimizer, loader)
+
+    with pytest.raises(Cut):
+        accelerated(script, 12)
+    gc.collect()
+    assert len(held) == 3 and held[0]() is held[1]() is None
 
 
 def test_a_switch_of_a_session_and_a_handle_stay_its_own_and_what_cannot_be_saved_stays_whole(accelerated):
