@@ -21,6 +21,7 @@ import inspect
 import itertools
 import math
 import sys
+from types import FrameType
 from typing import Any
 
 import torch
@@ -132,6 +133,7 @@ class AccelerateCarrier:
         self._has_stepped = self._has_boundary = self._is_second = self._is_inner_asked = False
         self._steps_before = 0  # of the first loop over a loader
         self._without_step = 0  # batches of epochs that are done since an optimizer was asked to step
+        self._asker: FrameType | None = None  # the generator of the script that has asked for the last of them
         self._is_replay_told = False
         self.loaders: dict[str, StepLoader] = {}
         self._earlier: list[StepLoader] = []  # prepared before the first optimizer
@@ -277,7 +279,7 @@ class AccelerateCarrier:
                  *(Root(f"optimizer{number}", item) for number, item in enumerate(optimizers))], prepared,
                 [*accelerator._models, *optimizers], accelerator.device,
                 lambda left: self.session.note_exactness(attributes=left), of_loaders=lambda: self.session.generators_of_loaders,
-                running=lambda: running_roots({id(item) for item in prepared}),
+                running=lambda: running_roots({id(item) for item in prepared}), has_numbers=self._numbers.has_numbers_of,
             )  # fmt: skip
             self._numbers.saves_objects = True
         self.session.track(**things, **custom, **({"scaler": scaler} if scaler is not None else {}))
@@ -290,7 +292,7 @@ class AccelerateCarrier:
 
     def _end_replay(self) -> None:
         """Clear what the epochs that are done have left, where no checkpoint holds it."""
-        self.is_replaying, accelerator = False, self._accelerator
+        self.is_replaying, self._asker, accelerator = False, None, self._accelerator
         if (made := self._kept_files.close()) and self.session.rank == 0:
             names = ", ".join(map(str, made[:5]))
             print(f"kgorch: {MADE} ({len(made)}): {names}", file=sys.stderr, flush=True)
@@ -360,6 +362,7 @@ class AccelerateCarrier:
                 self._left -= 1
                 self._numbers.set_back()
             self._without_step += is_epoch
+            self._asker = _asking_generator() if is_epoch else self._asker
             # An epoch that an `except StopIteration` begins is one of a loop that counts steps: it would count too many.
             return "nothing" if is_epoch and isinstance(sys.exception(), StopIteration) else "one"
         if self.is_replaying and self._is_within_step():
@@ -416,9 +419,9 @@ class AccelerateCarrier:
     def _is_within_step(self) -> bool:
         """Whether the script has taken a part of a step's batches from a generator of its own (`cycle(loader)`), which gave it one
         for each epoch that is done: the place is one between two steps."""
-        if not 0 < self._without_step < MOST_OF_STEP:
+        if not 0 < self._without_step < MOST_OF_STEP or self._asker is None:
             return False
-        return any(frame.f_code.co_flags & inspect.CO_GENERATOR for frame in frames_of_script()[:1])
+        return _asking_generator() is self._asker  # one that an epoch makes anew counts from its begin
 
     def _begins(self, loader: StepLoader, number: int) -> bool:
         """Whether the session goes on with this iteration, and not after it."""
@@ -545,3 +548,9 @@ def _whole(at: list[Any] | None) -> list[Any] | None:
 def _inner(item: Any) -> Any:
     """The optimizer inside Accelerate's; anything else as it is."""
     return getattr(item, "optimizer", item) if isinstance(item, torch.optim.Optimizer) else item
+
+
+def _asking_generator() -> FrameType | None:
+    """The generator of the script that iterates a loader now, unless a function does."""
+    frame = next(iter(frames_of_script()), None)
+    return frame if frame is not None and frame.f_code.co_flags & inspect.CO_GENERATOR else None

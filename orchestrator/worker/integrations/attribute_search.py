@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import itertools
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Set
@@ -12,7 +11,7 @@ from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from kgorch.worker.audit.script_objects import CLOSED, frames_of_script
 from kgorch.worker.audit.script_objects import variables_of as variables_of_frame
@@ -26,6 +25,9 @@ from kgorch.worker.wrappers import unwrapped
 MOST_ITEMS = 100
 """Of a list or dict whose items are looked at as objects; a longer one is data."""
 
+MOST_WRAPPED = 10
+"""Decorators of a function that are looked through."""
+
 MOST_OBJECTS = 2_000
 """That are looked at in each save, those of the model last."""
 
@@ -33,6 +35,9 @@ CODE = (ModuleType, type, FunctionType)
 """Whose variables are those of many things. Of a function they are those of outer functions."""
 
 SCALARS = (bool, int, float, type(None))
+
+DATA = (type, Dataset, Sampler, DataLoader)
+"""Not looked at in what running functions hold: a resume reads batches again, which changes data once more."""
 
 OF_MODULES = frozenset(vars(nn.Module()))
 """Attributes that PyTorch gives each module, whatever else has one of their names: its tables, `training`."""
@@ -110,6 +115,7 @@ class AttributeSearch:
             but: ids of objects that are looked at already.
         """
         found = dict[int, Root]()
+        self.too_many = []
         waiting = deque(
             sorted(
                 self._roots if roots is None else roots, key=lambda root: isinstance(unwrapped(root.thing), nn.Module)
@@ -134,14 +140,18 @@ class AttributeSearch:
                     Root(f"{one.label}.{path}", value, root.is_callback, root.loader, is_running=root.is_running)
                     for name, held in self.attributes(one).items()
                     for path, value in _with_items(name, held)
-                    if not isinstance(value, type) and id(value) not in self._known and not values_of.is_generator(value)
+                    if not isinstance(value, DATA if root.is_running else type) and id(value) not in self._known
+                    and not values_of.is_generator(value)
                     and (_is_own(value) or isinstance(value, nn.Module) or has_own_count(value))
                 )  # fmt: skip
         return list(found.values())
 
     def attributes(self, item: SearchItem) -> dict[str, Any]:
         """Those that code of the script sets."""
-        found = list(variables_of(item.thing).items())
+        try:
+            found = list(variables_of(item.thing).items())
+        except Exception:  # of a dict of the script's own kind
+            return {}
         if is_closure := isinstance(item.thing, FunctionType):
             shared = shared_names_in(item.thing.__code__)
         if item.has_all or is_closure:
@@ -162,7 +172,12 @@ def _with_items(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """A value, and the items of a short list or dict, as of meters."""
     yield name, value
     if isinstance(value, list | tuple | dict) and len(value) <= MOST_ITEMS:
-        items = value.items() if isinstance(value, dict) else enumerate(value)
+        # by the built-in methods: those of a class of the script may do anything
+        held: Any = value
+        if isinstance(value, dict):
+            items: Iterable[Any] = dict.items(held)
+        else:
+            items = enumerate(list.__iter__(held) if isinstance(value, list) else tuple.__iter__(held))
         yield from ((f"{name}.{key}", item) for key, item in list(items))
 
 
@@ -231,16 +246,25 @@ def script_roots(things: Iterable[Any]) -> Iterator[Root]:
     values = itertools.chain.from_iterable(variables_of_frame(frame).values() for frame in frames_of_script())
     classes = dict.fromkeys(kind for thing in things for kind in type(thing).__mro__ if is_own_class(kind))
     methods = itertools.chain.from_iterable(vars(kind).values() for kind in classes)
-    for function in dict.fromkeys(inspect.unwrap(item) for item in (*values, *methods) if type(item) is FunctionType):
-        if _is_closure(function):
-            yield Root(f"function {function.__qualname__}", function, has_all=True)
+    functions = {id(item): item for item in map(_unwrapped_function, (*values, *methods)) if _is_closure(item)}
+    for function in functions.values():
+        yield Root(f"function {function.__qualname__}", function, has_all=True)
+
+
+def _unwrapped_function(thing: Any) -> Any:
+    """What `functools.wraps` has wrapped, of a function."""
+    for _ in range(MOST_WRAPPED):
+        if type(thing) is not FunctionType or "__wrapped__" not in thing.__dict__:
+            break
+        thing = thing.__dict__["__wrapped__"]
+    return thing
 
 
 def running_roots(known: Collection[int]) -> Iterator[Root]:
     """What variables of the running functions hold: objects of the script's classes; modules, averages, schedules and random
     generators.
 
-    The outer functions come first, and an object is known again by its class: a training goes on in another function, perhaps.
+    The outer functions come first, and an object is known again by its class and variable: a training may go on in another one.
 
     Args:
         known: ids of what is left out.
@@ -256,8 +280,8 @@ def running_roots(known: Collection[int]) -> Iterator[Root]:
             if issubclass(kind, (nn.Module, *generator_types())) or values_of.has_state(value):
                 others[name] = value
             elif kind.__getattribute__ is object.__getattribute__ and _is_own(value):
-                counts[kind.__qualname__] += 1
-                yield Root(f"{kind.__qualname__} {counts[kind.__qualname__]}", value, is_running=True)
+                counts[label := f"{kind.__qualname__} {name}"] += 1
+                yield Root(label if counts[label] == 1 else f"{label} {counts[label]}", value, is_running=True)
             else:
                 continue
             seen.add(id(value))

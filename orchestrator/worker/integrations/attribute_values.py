@@ -152,7 +152,7 @@ def mark_of_other(value: Any, known: Collection[int]) -> Any:
         known: ids of objects that are saved by themselves.
     """
     size = len(value) if isinstance(value, (list, dict, set, deque, *BYTES)) or _is_frame(value) else 0
-    items = list(_items_of(value))
+    items = list(items_of(value))
     generators = [generator_states.state_of(item) for item in items if is_generator(item)]
     states = [mark(state_of(item)) for item in items if id(item) not in known and has_state(item)]
     numbers = [item for item in items if type(item) in (bool, int, float)]
@@ -189,7 +189,7 @@ def mark_of_iterator(value: Any) -> Any:
 
 def has_arrays(value: Any) -> bool:
     """Whether it is an array of NumPy, or holds some."""
-    return any(map(is_array, _items_of(value)))
+    return any(map(is_array, items_of(value)))
 
 
 class Listing:
@@ -312,7 +312,7 @@ def renewed(now: Any, value: Any, device: torch.device, *, in_place: bool) -> An
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """Its tensors, and those of modules in it, of the first MOST_ITEMS items."""
     found = list[torch.Tensor]()
-    for item in _items_of(value):
+    for item in items_of(value):
         if isinstance(item, nn.Module):
             found += [*item.parameters(), *item.buffers()]
         elif isinstance(item, torch.Tensor):
@@ -320,7 +320,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return found
 
 
-def _items_of(value: Any) -> Iterator[Any]:
+def items_of(value: Any) -> Iterator[Any]:
     """It, or what is in it and in lists, tuples, sets and dicts there: the first MOST_ITEMS."""
     waiting, left = [value], MOST_ITEMS
     while waiting and left > 0:

@@ -64,6 +64,8 @@ def put_back(thing: Any, saved: Any) -> None:
         if _is_a(tracker, TRACKER) and type(length) is int and 0 < length <= MOST_METRICS:
             _resize(tracker, length)
     for path, metric in _metrics_in(thing):
+        if path not in states and metric._update_count:  # it had just been reset
+            metric.reset()
         state = states.get(path, {})
         values, updates, own = state.get("values"), state.get("updates"), state.get("own", {})
         defaults, now = metric._defaults, {name: getattr(metric, name) for name in _own_names(metric)}

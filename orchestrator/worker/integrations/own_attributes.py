@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from kgorch.worker.audit.script_objects import frames_of_script
 from kgorch.worker.audit.untracked_state import content_of, storage_of
@@ -51,6 +52,7 @@ class _Object(NamedTuple):
 
     Attributes:
         begun: marks of its attributes when the training began.
+        ids: of their values then, where `is_running`.
         kinds: types of those that a checkpoint does not hold in their kind.
         listings: lists of which it holds the order alone.
     """
@@ -62,8 +64,14 @@ class _Object(NamedTuple):
     has_all: bool
     is_running: bool
     begun: dict[str, Any]
+    ids: dict[str, int]
     kinds: dict[str, type]
     listings: dict[str, values_of.Listing]
+
+    @property
+    def is_table(self) -> bool:
+        """It is the variables of a running function, which have nothing to do with each other."""
+        return self.is_running and type(self.thing) is dict
 
 
 class _Changed(NamedTuple):
@@ -104,12 +112,13 @@ class OwnAttributes:
         note: is given what is not saved, in words; "" where nothing is left out any more.
         of_loaders: returns the random generators that are saved with the place of a loader.
         running: returns what the running functions hold (`running_roots`), which comes and goes.
+        has_numbers: whether the numbers of one of these objects, by its id, are saved otherwise.
     """
 
     def __init__(
         self, roots: Iterable[Root], known: Iterable[Any], held: Iterable[Any], device: torch.device | str,
         note: Callable[[str], None], without: Iterable[str] = (), of_loaders: Callable[[], Iterable[Any]] = tuple,
-        running: Callable[[], Iterable[Root]] | None = None,
+        running: Callable[[], Iterable[Root]] | None = None, has_numbers: Callable[[int], bool] = lambda _: False,
     ) -> None:  # fmt: skip
         self._known = {id(item) for item in known if item is not None}
         self._device, self._note, self._of_loaders = torch.device(device), note, of_loaders
@@ -121,6 +130,7 @@ class OwnAttributes:
         self._known |= {id(root.thing) for root in found if not isinstance(root.thing, nn.Module)}
         self._objects = [self._begun(root) for root in found]
         self._lasting, self._running, self._is_followed = set(self._known), running, False
+        self._has_numbers = has_numbers
         self._follow_running()
         self._clocks = [(clock, clock()) for clock in (time.time, time.monotonic)]
 
@@ -149,24 +159,15 @@ class OwnAttributes:
         self._is_followed = True
 
     def _followed(self, root: Root, before: _Object | None) -> _Object:
-        """An object of a running function. One that was made since the look before, as a meter of an epoch, is saved as a whole,
-        but for the weights of modules, which it may have read from a file."""
-        if before is not None and not isinstance(root.thing, dict):
+        """An object of a running function. One that was made since the look before, as a meter of an epoch or a copy of the best
+        weights, is saved as a whole."""
+        if before is None:
+            now = self._begun(root)
+            return now._replace(begun={}) if self._is_followed else now
+        if not before.is_table:
             return before._replace(label=root.label)
-        now, then = self._begun(root), before.thing if before else {}
-        if before is None and not self._is_followed:
-            return now
-        begun = before.begun if before else {}
-        same = {name for name, value in variables_of(root.thing).items() if then.get(name, NOT_THERE) is value}
-        begun = {name: mark for name, mark in begun.items() if name in same} | {
-            name: now.begun[name]
-            for name, value in self._search.attributes(root).items()
-            if name not in same
-            and name in now.begun
-            and isinstance(value, nn.Module)
-            and not metric_states.is_metric(value)
-        }
-        return now._replace(begun=begun)
+        same = {name for name, value in root.thing.items() if before.thing.get(name, NOT_THERE) is value}
+        return self._begun(root)._replace(begun={name: mark for name, mark in before.begun.items() if name in same})
 
     @property
     def looked_at(self) -> set[int]:
@@ -209,7 +210,7 @@ class OwnAttributes:
         room = MOST_BYTES + 2 * sum(tensor.nbytes for tensor in self._tensors())
         for item in objects:
             try:
-                changed = self._changed(item, storages, of_loaders)
+                changed = self._changed_in_parts(item, storages, of_loaders)
                 room -= sum(
                     tensor.nbytes for tensor in values_of.tensors_in([changed.values, changed.modules, changed.states])
                 )
@@ -217,12 +218,26 @@ class OwnAttributes:
                 changed = NOTHING._replace(others=[type(error).__name__])
             if (named := [*changed.others, *changed.iterators]) or room < 0:
                 left.append(f"{item.label} ({', '.join(sorted(named or changed.names)[:3])})")
-            # The variables of a module are those of many things: what cannot be saved is no part of the others.
-            if room < 0 or (changed.others and not isinstance(item.thing, CODE)):
+            # The variables of a module or function are those of many things: what cannot be saved is no part of the others.
+            if room < 0 or (changed.others and not (isinstance(item.thing, CODE) or item.is_table)):
                 states.append([item.label])
             else:
                 states.append([item.label, *changed[:-2]])
         return states, left
+
+    def _changed_in_parts(self, item: _Object, storages: set[int], of_loaders: set[int]) -> _Changed:
+        if not item.is_table:
+            return self._changed(item, storages, of_loaders)
+        all_of_it = _Changed({}, {}, {}, {}, [], [])
+        for name, value in item.thing.items():
+            try:
+                one = self._changed(item._replace(thing={name: value}), storages, of_loaders)
+            except Exception:  # of a value's own code
+                one = NOTHING._replace(others=[name])
+            parts: Any = zip(all_of_it, one, strict=True)
+            for found, part in parts:
+                found.update(part) if isinstance(found, dict) else found.extend(part)
+        return all_of_it
 
     def _changed(self, item: _Object, storages: set[int], of_loaders: set[int]) -> _Changed:
         changed = values, modules, generators, states, others, iterators = _Changed({}, {}, {}, {}, [], [])
@@ -230,10 +245,10 @@ class OwnAttributes:
             begun, held = item.begun.get(name, NOT_THERE), values_of.held(value, storages)
             if self._is_known(value) or id(value) in of_loaders or (held and all(held)):
                 continue
-            if item.is_running and _is_of_session(value, begun):
+            if item.is_running and self._is_of_session(value, begun):
                 continue
             if metric_states.is_metric(value):
-                if begun != values_of.mark(collected := metric_states.states_of(value)):
+                if begun != values_of.mark(collected := metric_states.states_of(value)) or item.is_running:
                     states[name] = values_of.saved(collected)
             elif isinstance(value, nn.Module):
                 tensors = values_of.by_name(value)
@@ -264,7 +279,8 @@ class OwnAttributes:
                     else:
                         states[name] = order
             elif values_of.is_value(value):
-                if self._is_instant(value) or begun == values_of.mark(value):
+                is_same = not item.is_running or type(value) in SCALARS or item.ids.get(name) == id(value)
+                if self._is_instant(value) or (begun == values_of.mark(value) and is_same):
                     continue
                 if any(held) or (values_of.is_special(value) and item.kinds.get(name) is not type(value)):
                     others.append(name)
@@ -278,11 +294,9 @@ class OwnAttributes:
             changed.names or not item.is_callback or values_of.tensors_in(held_by_others)
             or values_of.has_arrays(held_by_others)
         )  # fmt: skip
-        has_more = modules or generators or states or not {*map(type, values.values())} <= {*SCALARS}
-        if item.is_running and item.begun and not has_more:
-            changed = changed._replace(
-                values={}
-            )  # numbers alone, of an object that is not new, are script_numbers.py's
+        are_numbers = changed.names == [*values] and {*map(type, values.values())} <= {*SCALARS}
+        if are_numbers and self._has_numbers(id(item.thing)):
+            changed = changed._replace(values={})
         return changed if is_counted else changed._replace(others=[])
 
     def state_dict(self) -> dict[str, Any]:
@@ -316,7 +330,13 @@ class OwnAttributes:
                 pairs.append((item, _Changed(values, modules, generators, states, [], [])))
         in_place, self._misfits = self._in_place(pairs, loader), []
         for item, saved in pairs:
-            for name in self._search.names_of(item) & {*saved.names}:
+            names = self._search.names_of(item)
+            if item.is_table:
+                missing = sorted({*saved.names} - names)
+                self._misfits += [
+                    f"{item.label} ({name}: it is not there where the session goes on)" for name in missing
+                ]
+            for name in names & {*saved.names}:
                 if (id(item.thing), name) in changed:
                     continue
                 try:
@@ -390,13 +410,16 @@ class OwnAttributes:
                         there[key].copy_(tensors[key])
         elif value is not NOT_THERE and values_of.is_value(value):
             is_value = values_of.is_value(now) if name in own else not item.has_all
-            if is_value and not (item.is_running and bool in (type(now), type(value))):
+            has_switch = item.is_running and any(type(leaf) is bool for leaf in values_of.items_of([now, value]))
+            if is_value and not has_switch:
                 _set(item.thing, name, values_of.renewed(now, value, self._device, in_place=id(now) in in_place))
 
     def _begun(self, root: Root) -> _Object:
         """With marks of the values: the values themselves would be kept alive."""
         begun, kinds, listings = dict[str, Any](), dict[str, type](), dict[str, values_of.Listing]()
-        for name, value in self._search.attributes(root).items():
+        own = self._search.attributes(root)
+        ids = {name: id(value) for name, value in own.items()} if root.is_running else {}
+        for name, value in own.items():
             with contextlib.suppress(Exception):  # of a value's own code: it counts as changed
                 if metric_states.is_metric(value):
                     begun[name] = values_of.mark(metric_states.states_of(value))
@@ -416,7 +439,17 @@ class OwnAttributes:
                     listings[name] = values_of.Listing(value)
                 if values_of.is_special(value):
                     kinds[name] = type(value)
-        return _Object(*root[:4], root.has_all, root.is_running, begun, kinds, listings)
+        return _Object(*root[:4], root.has_all, root.is_running, begun, ids, kinds, listings)
+
+    def _is_of_session(self, value: Any, begun: Any) -> bool:
+        """Whether what a running function holds may be this session's: a switch, which may say that it is to end; a handle, an
+        integer that was nothing before; a reading of a clock; an iterator, for those over loaders are followed; data, which are
+        read again."""
+        if (type(value) is int and begun is None) or values_of.is_iterator(value):
+            return True
+        if issubclass(type(value), Dataset | Sampler | DataLoader):
+            return True
+        return any(type(leaf) is bool or self._is_instant(leaf) for leaf in values_of.items_of(value))
 
     def _is_known(self, value: Any) -> bool:
         """Whether it is looked at by itself. Of a list or dict of the script's own kind only its attributes are."""
@@ -465,15 +498,9 @@ class OwnAttributes:
         return not is_callback and bool(begun == self._mark_of_other(value))
 
 
-def _is_of_session(value: Any, begun: Any) -> bool:
-    """Whether what a running function holds may be this session's: a switch, which may say that it is to end; a handle, an integer
-    that was nothing before; an iterator, for those over loaders are followed."""
-    return type(value) is bool or values_of.is_iterator(value) or (type(value) is int and begun is None)
-
-
 def _key(item: Root | _Object) -> Any:
     """By which an object of a running function is found again; its variables are another dict each time."""
-    return item.label if isinstance(item.thing, dict) else id(item.thing)
+    return item.label if type(item.thing) is dict else id(item.thing)
 
 
 def _set(thing: Any, name: str, value: Any) -> None:

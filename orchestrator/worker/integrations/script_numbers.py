@@ -82,6 +82,7 @@ class ScriptNumbers:
         """Paths that have led to different objects, and those of objects with a list that has changed."""
         self._with_lists: dict[str, tuple[list[str], dict[str, Number]]] = {}
         """Of these the lists, and the numbers that begin anew with them, as they were seen last."""
+        self._held: set[int] = set()
         self.saves_objects = False
         """Objects are saved with all that they hold, where a list in them changes (own_attributes.py)."""
         self._told: set[str] = set()
@@ -139,7 +140,13 @@ class ScriptNumbers:
             is_saved = self.saves_objects and type(owner) not in (*script_owners.DICTS, FunctionType)
             if path in self._with_lists and type(owner) is not FrameType and not is_saved:
                 self._tell(path, values)
-        return [(path, owner, values) for path, owner, values in found if path not in self._left_alone]
+        kept = [(path, owner, values) for path, owner, values in found if path not in self._left_alone]
+        self._held = {id(owner) for _, owner, _ in kept}
+        return kept
+
+    def has_numbers_of(self, thing: int) -> bool:
+        """Whether the numbers of the object with this id are given back. Those of one are not whose lists change."""
+        return thing in self._held
 
     def _tell(self, path: str, values: dict[str, Number]) -> None:
         """Tell of an object whose numbers change and begin anew."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import collections
 import dataclasses
+import functools
 import importlib
 import itertools
 import json
@@ -376,6 +377,25 @@ def test_functions_of_the_running_ones_are_looked_at():
 
     name = test_functions_of_the_running_ones_are_looked_at.__name__
     assert running() == ["function counter.<locals>.count", f"function {name}.<locals>.running.<locals>.Counts.add"]
+
+
+@dataclasses.dataclass
+class Unhashable:
+    number: int = 0
+
+    def __call__(self):
+        pass
+
+
+def test_odd_decorators_are_looked_through():
+    def running():
+        around = functools.wraps(Unhashable())(counter())
+        circle = counter()
+        circle.__wrapped__ = circle
+        around(1), circle(1)
+        return [root.label for root in script_roots([]) if root.label.startswith("function counter")]
+
+    assert running() == ["function counter.<locals>.count"]
 
 
 def test_numbers_that_the_script_sets_in_modules_of_libraries_go_on(monkeypatch):

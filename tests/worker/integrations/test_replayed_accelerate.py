@@ -548,3 +548,25 @@ def test_a_loop_that_counts_steps_over_a_loader_without_an_end_begins_where_a_st
 
     whole, resumed = whole_and_resumed(accelerated, script, cut_at)
     assert resumed == whole and whole[1][0] == 9
+
+
+def numbered_batches(loader):
+    yield from enumerate(loader)
+
+
+@pytest.mark.parametrize("cut_at", [1, 2, 3, 4, 5, 6])
+def test_a_generator_of_each_epoch_that_counts_its_batches_counts_on(accelerated, cut_at):
+    """It is no loader without an end: what it has counted belongs to its epoch."""
+
+    def script(accelerator):
+        model, optimizer, loader = prepared(accelerator, DataLoader(numbers(10), 2, shuffle=True))[:3]
+        for _ in range(4):
+            for number, batch in numbered_batches(loader):
+                accelerator.backward(((model(batch[0] / 10) - 1) ** 2).mean())
+                if (number + 1) % 3 == 0 or number + 1 == len(loader):
+                    optimizer.step()
+                    optimizer.zero_grad()
+        return weights_of(model)
+
+    whole, resumed = whole_and_resumed(accelerated, script, cut_at)
+    assert resumed == whole

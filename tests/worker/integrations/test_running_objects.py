@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import time
 import weakref
 
 import pytest
@@ -12,7 +13,7 @@ from cut_session import Cut
 from small_trainings import numbers, train_batch, weights_of, whole_and_resumed
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.filterwarnings("ignore")]
 
@@ -189,4 +190,121 @@ def test_a_switch_of_a_session_and_a_handle_stay_its_own_and_what_cannot_be_save
     assert resumed[1] == 15 and resumed[2] < 15
     objects = cut.value.saved._own["own"]["attributes"]["objects"]
     saved = {label.rpartition(".")[2]: parts for label, *parts in objects}
-    assert saved["Plain 1"][0].keys() == {"seen"} and saved["Killer 1"] == []
+    assert saved["Plain plain"][0].keys() == {"seen"} and saved["Killer killer"] == []
+
+
+@pytest.mark.parametrize("cut_at", [6, 8, 11])
+def test_what_is_as_it_began_comes_back_all_the_same(accelerated, cut_at):
+    """The epochs that are run through once more have changed it, and nothing was there to put back."""
+
+    class Stopper:
+        def __init__(self):
+            self.best, self.bad, self.seen, self.sums = 0.0, [], 0, [0.0, 0.0]
+
+        def note(self, value, is_better):
+            self.seen += 1
+            if is_better:
+                self.best, self.bad = value, []
+            else:
+                self.bad.append(value)
+
+    def script(accelerator):
+        stopper = Stopper()
+        model, optimizer, loader = prepared(accelerator)
+        told = []
+        for epoch in range(3):
+            for number, batch in enumerate(loader):
+                train_batch(accelerator, model, optimizer, batch)
+                stopper.note(number, epoch == 1)
+            told.append((stopper.best, list(stopper.bad), stopper.seen))
+        return told[-1]
+
+    whole, resumed = whole_and_resumed(accelerated, script, cut_at)
+    assert resumed == whole
+
+
+def test_an_object_gets_nothing_of_another_one_of_its_class(accelerated):
+    class Seen:
+        def __init__(self):
+            self.values = []
+
+    def script(accelerator):
+        best, current = None, Seen()
+        model, optimizer, loader = prepared(accelerator)
+        steps = 0
+        for _ in range(3):
+            for batch in loader:
+                train_batch(accelerator, model, optimizer, batch)
+                steps += 1
+                current.values.append(steps)
+                if steps == 7:
+                    best = Seen()
+                    best.values = [100, 101]
+        return current.values, best and best.values
+
+    (_, whole), (_, resumed) = whole_and_resumed(accelerated, script, 9)
+    assert resumed[0] == whole[0] == list(range(1, 16))
+
+
+def test_flags_and_clocks_in_tables_and_data_stay_the_sessions(accelerated):
+    class Data(Dataset):
+        def __init__(self):
+            self.reads, self.cache = 0, {}
+
+        def __len__(self):
+            return 10
+
+        def __getitem__(self, index):
+            self.reads += 1
+            self.cache[index] = torch.tensor([float(index)])
+            return (self.cache[index],)
+
+    class Session:
+        def __init__(self, data):
+            self.data, self.flags, self.starts, self.values = data, {"stop": False}, {}, []
+
+        def note(self):
+            self.flags["stop"], self.starts["epoch"] = True, time.perf_counter()
+            self.values.append(1.0)
+
+    def script(accelerator):
+        model = nn.Linear(1, 1)
+        data = Data()
+        held = Session(data)
+        loader = DataLoader(data, 2)
+        model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 0.1), loader)
+        for _ in range(3):
+            for batch in loader:
+                train_batch(accelerator, model, optimizer, batch)
+                held.note()
+        return len(held.values)
+
+    with pytest.raises(Cut) as cut:
+        accelerated(script, 8)
+    objects = {
+        label.rpartition(".")[2]: parts for label, *parts in cut.value.saved._own["own"]["attributes"]["objects"]
+    }
+    assert [*objects] == ["Session held"] and objects["Session held"][0].keys() == {"values"}
+    assert accelerated(script, saved=cut.value.saved)[1] == 15
+
+
+def test_odd_objects_end_no_training_and_cost_nothing_else(accelerated):
+    class Odd(dict):
+        def items(self):
+            raise RuntimeError("not now")
+
+    class Holds:
+        def __init__(self):
+            self.odd, self.values = Odd(a=1), []
+
+    def script(accelerator):
+        holds, lazy, chance = Holds(), nn.LazyLinear(2), torch.Generator().manual_seed(1)
+        model, optimizer, loader = prepared(accelerator)
+        for _ in range(3):
+            for batch in loader:
+                train_batch(accelerator, model, optimizer, batch)
+                holds.odd["b"] = torch.rand(1, generator=chance)
+        return torch.rand(1, generator=chance).item(), lazy.in_features
+
+    (_, whole), (_, resumed) = whole_and_resumed(accelerated, script, 8)
+    assert resumed == whole
