@@ -225,7 +225,7 @@ def _sample(tensor: torch.Tensor) -> str:
     try:
         flat = local_tensors.local(tensor).detach().reshape(-1)
         return repr(flat[:: max(1, flat.numel() // SAMPLED)].tolist())
-    except (RuntimeError, NotImplementedError):  # sparse, quantized
+    except (RuntimeError, NotImplementedError, ValueError):  # sparse, quantized, without a shape yet
         return ""
 
 
@@ -248,7 +248,7 @@ def _is_gradient(thing: Any) -> bool:
 def storage_of(tensor: torch.Tensor) -> int:
     try:
         return local_tensors.local(tensor).untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):  # sparse: it has none of its own
+    except (RuntimeError, NotImplementedError, ValueError):  # sparse, or without a shape yet: it has none of its own
         return id(tensor)
 
 
