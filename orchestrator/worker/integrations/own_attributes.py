@@ -153,7 +153,11 @@ class OwnAttributes:
         lasting = [item for item in self._objects if not item.is_running]
         before = {_key(item): item for item in self._objects if item.is_running}
         self._known.intersection_update(self._lasting)
-        found = self._search.objects(self._running(), but={id(item.thing) for item in lasting})
+        try:
+            found = self._search.objects(self._running(), but={id(item.thing) for item in lasting})
+        except Exception as error:  # of a value's own code: no look may cost a run
+            self._search.too_many = [f"variables of the running functions ({type(error).__name__})"]
+            return
         self._known |= {id(root.thing) for root in found if not isinstance(root.thing, nn.Module)}
         self._objects = [*lasting, *(self._followed(root, before.get(_key(root))) for root in found)]
         self._is_followed = True

@@ -712,6 +712,14 @@ def test_an_object_whose_code_fails_is_named_and_costs_no_run():
     assert saves.state()[0] == ["thing"] and "thing (RuntimeError)" in told[0]
 
 
+def test_a_look_at_the_running_functions_that_fails_is_named_and_costs_no_run():
+    told = []
+    saves = OwnAttributes([], (), (), "cpu", told.append, running=lambda: [Root("thing", 1 // 0)])
+    assert saves.state() == [] and "running functions (ZeroDivisionError)" in told[0]
+    saves.state()
+    assert len(told) == 1
+
+
 def test_a_tensor_of_a_graph_and_one_that_the_checkpoint_holds_are_none_of_an_object():
     told, thing, model = [], Holder(), nn.Linear(2, 2)
     saves = OwnAttributes([Root("thing", thing)], (), [model], "cpu", told.append)
