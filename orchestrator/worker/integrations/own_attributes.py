@@ -14,7 +14,7 @@ import contextlib
 import copy
 import itertools
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -29,7 +29,6 @@ from kgorch.worker.integrations import attribute_values as values_of
 from kgorch.worker.integrations import metric_states
 from kgorch.worker.integrations.attribute_search import CODE, OF_MODULES, SCALARS, AttributeSearch, Root
 from kgorch.worker.object_variables import variables_of
-from kgorch.worker.script_code import is_own_class
 
 MOST_BYTES = 256 << 20
 """Of all tensors together, besides twice those of the trained model."""
@@ -247,7 +246,7 @@ class OwnAttributes:
         changed = values, modules, generators, states, others, iterators = _Changed({}, {}, {}, {}, [], [])
         for name, value in self._search.attributes(item).items():
             begun, held = item.begun.get(name, NOT_THERE), values_of.held(value, storages)
-            if self._is_known(value) or id(value) in of_loaders or (held and all(held)):
+            if id(value) in self._known or id(value) in of_loaders or (held and all(held)):
                 continue
             if item.is_running and self._is_of_session(value, begun):
                 continue
@@ -454,11 +453,6 @@ class OwnAttributes:
         if issubclass(type(value), Dataset | Sampler | DataLoader):
             return True
         return any(type(leaf) is bool or self._is_instant(leaf) for leaf in values_of.items_of(value))
-
-    def _is_known(self, value: Any) -> bool:
-        """Whether it is looked at by itself. Of a list or dict of the script's own kind only its attributes are."""
-        is_table = isinstance(value, list | dict | set | deque) and is_own_class(type(value))
-        return id(value) in self._known and not is_table
 
     def _is_tracked(self, value: Any) -> bool:
         """Whether it is an optimizer that is saved by itself, or a library's wrapper of it."""
