@@ -47,7 +47,7 @@ from kgorch.worker.wrappers import unwrapped
 NOTE = (
     "Accelerate: what goes on of the script are numbers in variables of its functions and in dicts there, objects of its classes"
     " with their numbers, tensors and lists, modules, averages, schedules and random generators in variables, and numbers and"
-    " tensors in attributes of the models' modules; lists, tensors and bools in variables, dicts with lists that change, and all"
+    " tensors in attributes of the models' modules; lists and tensors in variables, dicts with lists that change, bools, and all"
     " else begin anew in each session, with what the epochs that are run through once more have put there"
 )
 
@@ -467,7 +467,8 @@ class AccelerateCarrier:
                 self.session.note_exactness(outside=OUTSIDE)
             elif self._steps_before == MOST_BEFORE:
                 self.session.note_exactness(outside=NO_LOOP)
-                print(f"kgorch: {NO_LOOP}", file=sys.stderr, flush=True)
+                if self.session.rank == 0:
+                    print(f"kgorch: {NO_LOOP}", file=sys.stderr, flush=True)
             return
         if self.is_replaying and self.is_driver(loader):
             return

@@ -1,6 +1,6 @@
 """Numbers, tensors, random generators, optimizers and orders of names in attributes of the script's objects, which its Trainer's
 library does not save: of callbacks, the Trainer, the model's modules and data sets. Also in variables of the script's modules and
-classes.
+classes, and in objects that variables of the running functions of a script around Accelerate hold.
 
 Only attributes count that code of the script sets. They are compared with what they were when the training had begun, so that a
 session's own stay the session's. An object that also holds something that has changed and cannot be saved, as a file or what it has

@@ -1,7 +1,7 @@
-"""The dicts and objects of its own classes that variables of a script lead to, for script_numbers.py.
+"""The dicts, objects of its own classes and closures that variables of a script lead to, for script_numbers.py.
 
-No code of theirs is run. Of an object that also holds a list, a set, a tensor or an array that is changed, the numbers are left
-alone: they may be places in it, and it begins anew in each session.
+No code of theirs is run. Of one that also holds a list, a set, a tensor or an array that is changed, the numbers are left alone: they
+may be places in it. Such an object is saved as a whole (own_attributes.py); a dict begins anew in each session.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def owners(roots: Iterable[tuple[str, dict[str, Any]]], is_name: Callable[[Any],
         level, outer = [], level
         for path, variables in outer:
             for name, value in variables.items():
-                if not (_is_looked_into(value) or _is_closure(value, running)) or not is_name(name):
+                if not (_is_looked_into(value) or _counts_for_itself(value, running)) or not is_name(name):
                     continue
                 inner = variables_of(value)
                 if inner is None or (len(found) >= MOST_OBJECTS and id(value) not in found):
@@ -123,7 +123,7 @@ def _is_looked_into(value: Any) -> bool:
     return known[1]
 
 
-def _is_closure(value: Any, running: Collection[str]) -> bool:
+def _counts_for_itself(value: Any, running: Collection[str]) -> bool:
     """Whether it is a function that counts for itself, in variables of one that runs no more: those of a running one are known."""
     return object_variables.has_own_count(value) and value.__qualname__.rpartition(".<locals>.")[0] not in running
 
