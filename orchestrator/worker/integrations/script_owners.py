@@ -1,7 +1,7 @@
 """The dicts, objects of its own classes and closures that variables of a script lead to, for script_numbers.py.
 
-No code of theirs is run. Of one that also holds a list, a set, a tensor or an array that is changed, the numbers are left alone: they
-may be places in it. Such an object is saved as a whole (own_attributes.py); a dict begins anew in each session.
+No code of theirs is run. Of one that also holds a list, a set, a tensor or an array that is changed, the numbers are left alone:
+they may be places in it. Such an object is saved as a whole (own_attributes.py); a dict begins anew in each session.
 """
 
 from __future__ import annotations

@@ -531,17 +531,23 @@ class Average:
         self.shadow_params = state["shadow_params"]
 
 
+def audited(accelerator):
+    """A model, its optimizer and data, as under a supervisor: the audit is for a supervised training."""
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+    prepared = accelerator.prepare(model, optimizer, shuffled())
+    accelerator._kgorch.session._state.launch = SimpleNamespace()
+    return prepared
+
+
 @pytest.mark.parametrize("is_given", [False, True])
 def test_an_average_and_a_schedule_that_accelerate_was_not_given_go_on_all_the_same(accelerated, capsys, is_given):
     def script(accelerator):
-        model = nn.Linear(1, 1)
-        optimizer = torch.optim.AdamW(model.parameters(), 0.1)
-        model, optimizer, train = accelerator.prepare(model, optimizer, shuffled())
+        model, optimizer, train = audited(accelerator)
         ema, schedule = Average(model), torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
         if is_given:
             schedule = accelerator.prepare(schedule)
             accelerator.register_for_checkpointing(ema)
-        accelerator._kgorch.session._state.launch = SimpleNamespace()  # the audit is for a supervised training
         total = torch.zeros(())
         for _ in range(3):
             for batch in train:
@@ -559,11 +565,8 @@ def test_an_average_and_a_schedule_that_accelerate_was_not_given_go_on_all_the_s
 @pytest.mark.parametrize("is_changed", [False, True])
 def test_a_tensor_in_a_variable_that_changes_is_named(accelerated, capsys, is_changed):
     def script(accelerator):
-        model = nn.Linear(1, 1)
-        optimizer = torch.optim.AdamW(model.parameters(), 0.1)
-        model, optimizer, train = accelerator.prepare(model, optimizer, shuffled())
+        model, optimizer, train = audited(accelerator)
         queue = torch.zeros(3)
-        accelerator._kgorch.session._state.launch = SimpleNamespace()  # the audit is for a supervised training
         for _ in range(3):
             for batch in train:
                 train_batch(accelerator, model, optimizer, [batch[0] + queue.mean()])
